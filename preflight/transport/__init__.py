@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol, TypedDict
 
+from preflight.inventory import NodeSpec
+
 
 class LoginFacts(TypedDict):
     """What one login showed; goes into the report as evidence of `access.ssh`."""
@@ -39,6 +41,9 @@ class Stream(Protocol):
         """Return some bytes of its standard output, at most `size`; `b""` at the end.
 
         Blocks. Another thread's `close` ends it.
+
+        Raises:
+            TransportError: the connection was lost before the end.
         """
 
     def stderr_tail(self) -> str:
@@ -65,3 +70,14 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Log out; never raises, may be called twice."""
+
+
+class Transport(Protocol):
+    """A way to log in."""
+
+    def connect(self, spec: NodeSpec) -> Connection:
+        """Log in to a node.
+
+        Raises:
+            TransportError: it could not; the kind tells why.
+        """

@@ -1,0 +1,486 @@
+"""SSH to the nodes: logins that end in time, say why they failed, and cost little.
+
+The only place that imports paramiko, so that its habits are dealt with once: threads that poll,
+a time limit per step and none on the whole, a log on standard error, and reasons that it drops.
+It is driven through events here. Where a login goes is said by `destination.py`, with what by
+`identities.py`, and whom to believe by `trust.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from typing import cast
+
+import paramiko
+from paramiko.auth_handler import AuthHandler
+from paramiko.buffered_pipe import BufferedPipe
+from paramiko.message import Message
+from paramiko.packet import Packetizer
+
+from preflight.errors import ConfigError, TransportError, printable
+from preflight.inventory import NodeSpec
+from preflight.transport import LoginFacts
+from preflight.transport.agent import Agent
+from preflight.transport.destination import Destination, destination
+from preflight.transport.dial import ProxyCommand, Wire, dial, foreign, from_words
+from preflight.transport.failures import TOO_MANY, broken, lost, refused, too_many
+from preflight.transport.identities import Identity, Offer, key_problem, offer
+from preflight.transport.key_files import read_key
+from preflight.transport.known_hosts import HostKey
+from preflight.transport.ssh_config import SshConfig
+from preflight.transport.trust import Trust
+
+FAST_KEX = ("curve25519-sha256@libssh.org",)
+FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+"""Cheapest of what paramiko has: one call a packet, no HMAC in Python."""
+WINDOW = 256 * 1024
+"""Bytes a node may send ahead of the reader: bounds the memory of a thousand open nodes."""
+STDERR_TAIL = 2048
+
+
+class SshTransport:
+    """Logs in to nodes; made once a run, shared by all its threads.
+
+    Args:
+        warn: is told what the user should know but what stops nothing.
+
+    Raises:
+        ConfigError: an ssh_config file cannot be read.
+    """
+
+    def __init__(self, warn: Callable[[str], None] = lambda _: None) -> None:
+        # paramiko's own threads would write their tracebacks on the user's terminal
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+        self._config = SshConfig(warn)
+        self._trust = Trust(warn)
+        self._lock = threading.Lock()
+        self._offers: dict[object, Offer] = {}
+        self._hops: dict[Destination, _Hop] = {}
+
+    def validate(self, specs: Iterable[NodeSpec]) -> None:
+        """See that what these logins need on this machine is there; nothing is contacted.
+
+        Raises:
+            ConfigError: a key file or a known_hosts file is of no use.
+        """
+        for spec in specs:
+            if spec.transport == "ssh":
+                there: Destination | None = destination(spec, self._config)
+                _see_key(spec)
+                while there:
+                    self._trust.types(there)
+                    there = there.via
+
+    def connect(self, spec: NodeSpec) -> SshConnection:
+        """Log in.
+
+        Raises:
+            TransportError: of a kind that tells what went wrong.
+        """
+        try:
+            return self._login(destination(spec, self._config))
+        except ConfigError as error:
+            raise TransportError("configuration", str(error)) from error
+
+    def _login(self, there: Destination) -> SshConnection:
+        types = self._trust.types(there)
+        with ExitStack() as ending:
+            started = time.monotonic()
+            wire = self._wire(there, ending)
+            connected = time.monotonic()
+            transport = _Transport(wire)
+            ending.callback(transport.close)
+            login = _Login(there, wire, transport)
+            host_key = login.exchange_keys(types)
+            self._trust.check(there, host_key)
+            auth = login.authenticate(self._offer(there))
+            facts = LoginFacts(
+                address=wire.address,
+                user=there.user,
+                server=printable(transport.remote_version.removeprefix("SSH-2.0-")),
+                host_key=str(host_key),
+                auth=auth,
+                connect_s=connected - started,
+                login_s=time.monotonic() - connected,
+            )
+            return SshConnection(there, transport, facts, ending.pop_all())
+
+    def _wire(self, there: Destination, ending: ExitStack) -> Wire:
+        if there.via:
+            hop = self._borrow(there.via)
+            ending.callback(hop.give_back)
+            wire = hop.forward(there)
+        elif there.proxy_command:
+            wire = ProxyCommand(there.proxy_command, there.address).wire
+        else:
+            wire = dial(there.host, there.port, there.connect_timeout_s)
+        ending.callback(wire.close)
+        return wire
+
+    def _offer(self, there: Destination) -> Offer:
+        # key files and the agent's list are read once a run, not once a node
+        same = (there.keys, there.only_keys, there.certificates, there.agent)
+        with self._lock:
+            if same not in self._offers:
+                self._offers[same] = offer(there, Agent(there.agent) if there.agent else None)
+            return self._offers[same]
+
+    def _borrow(self, there: Destination) -> _Hop:
+        with self._lock:
+            hop = self._hops.setdefault(there, _Hop(there))
+        hop.borrow(self._login)
+        return hop
+
+
+class _Hop:
+    """A login on a jump host, shared by all nodes behind it: sshd takes few logins at once.
+
+    A login that failed is not tried again for the next node: it would fail as slowly.
+    """
+
+    def __init__(self, there: Destination) -> None:
+        self._there = there
+        self._lock = threading.Lock()
+        self._users = 0
+        self._connection: SshConnection | None = None
+        self._failure: TransportError | None = None
+
+    def borrow(self, login: Callable[[Destination], SshConnection]) -> None:
+        with self._lock:
+            if self._failure is None and (self._connection is None or self._connection.lost()):
+                try:
+                    self._connection = login(self._there)
+                except TransportError as error:
+                    self._failure = error
+            failure = self._failure
+            if failure is not None:
+                message = f"jump host {self._there.host}: {failure.message}"
+                raise TransportError(failure.kind, message, failure.hint)
+            self._users += 1
+
+    def forward(self, there: Destination) -> Wire:
+        connection = self._connection
+        if connection is None:
+            raise TransportError("lost", f"{self._there.address}: connection lost")
+        return connection.forward(there)
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+class SshConnection:
+    """A login on one node."""
+
+    def __init__(
+        self, there: Destination, transport: _Transport, facts: LoginFacts, ending: ExitStack
+    ) -> None:
+        self.facts = facts
+        self._there = there
+        self._transport = transport
+        self._ending = ending
+        self._lock = threading.Lock()
+
+    def execute(self, command: str) -> SshStream:
+        """Start a command through the login shell.
+
+        Raises:
+            TransportError: refused, or the connection is gone.
+        """
+        limit_s = self._there.login_timeout_s
+        try:
+            channel = self._transport.open_session(window_size=WINDOW, timeout=limit_s)
+            stream = SshStream(channel, self._there)
+            # paramiko waits for the answer without a limit
+            timer = threading.Timer(limit_s, channel.close)
+            timer.daemon = True
+            timer.start()
+            try:
+                channel.exec_command(command)
+            finally:
+                timer.cancel()
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._refused(error) from error
+        return stream
+
+    def forward(self, there: Destination) -> Wire:
+        """Return a byte stream from this machine to another server.
+
+        Raises:
+            TransportError: this machine cannot reach it, or does not forward.
+        """
+        try:
+            channel = self._transport.open_channel(
+                "direct-tcpip",
+                (there.host, there.port),
+                ("127.0.0.1", 0),
+                timeout=there.connect_timeout_s,
+            )
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            if self.lost():
+                raise self._refused(error) from error
+            raise from_words(
+                there.host, there.port, self._there.host, self._transport.why()
+            ) from error
+        return Wire(channel, there.address)
+
+    def lost(self) -> bool:
+        """Whether the connection is gone."""
+        return not self._transport.is_active()
+
+    def close(self) -> None:
+        """Log out; never raises, may be called twice."""
+        with self._lock:
+            self._ending.close()
+
+    def _refused(self, error: Exception) -> TransportError:
+        address = self._there.address
+        if self.lost():
+            return lost(address, self._transport.farewell)
+        words = self._transport.why() or printable(str(error)).lower().rstrip(".")
+        return TransportError(
+            "exec refused",
+            f"{address}: logged in, but the server refuses to run a command: {words}",
+            "see MaxSessions, ForceCommand and the login shell of the account in the server's log",
+        )
+
+
+class SshStream:
+    """The two byte streams of one command."""
+
+    def __init__(self, channel: paramiko.Channel, there: Destination) -> None:
+        self._channel = channel
+        self._there = there
+        self._stderr = _Tail(channel)
+        self._closed = False
+        channel.in_stderr_buffer = self._stderr
+
+    def send(self, data: bytes) -> None:
+        """Send all of it.
+
+        Raises:
+            TransportError: the connection is gone.
+        """
+        try:
+            while data:
+                sent = self._channel.send(data)
+                if not sent:  # paramiko's sendall would try for ever
+                    raise EOFError
+                data = data[sent:]
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise self._lost("before it had read its input") from error
+
+    def recv(self, size: int) -> bytes:
+        """Return some bytes of its standard output, at most `size`; `b""` at the end.
+
+        Raises:
+            TransportError: the connection was lost before the end.
+        """
+        data = self._channel.recv(size)
+        if not data and not self._channel.eof_received and not self._closed:
+            raise self._lost("before its output ended")
+        return data
+
+    def stderr_tail(self) -> str:
+        """Return the last 2 KiB it wrote to standard error so far, decoded with replacement."""
+        return self._stderr.kept.decode("utf-8", "replace")
+
+    def close_stdin(self) -> None:
+        """End its standard input; never raises."""
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.shutdown_write()
+
+    def close(self) -> None:
+        """Let go of it; never raises, may be called twice."""
+        self._closed = True
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
+
+    def _lost(self, when: str) -> TransportError:
+        transport = self._channel.transport
+        if isinstance(transport, _Transport) and not transport.is_active():
+            return lost(self._there.address, transport.farewell)
+        return TransportError("lost", f"{self._there.address}: the command ended {when}")
+
+
+class _Tail(BufferedPipe):  # type: ignore[type-arg] # not subscriptable at run time
+    """Standard error, taken as it comes, so that a node that chatters is never blocked."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        super().__init__()
+        self.kept = b""
+        self._channel = channel
+
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
+        self.kept = (self.kept + self._channel.recv_stderr(len(data)))[-STDERR_TAIL:]
+
+
+class _Packets(Packetizer):
+    def start_handshake(self, timeout: float) -> None:
+        """Start no timer thread: the whole login has one limit, kept by the thread that waits."""
+
+
+class _Key(paramiko.PKey):
+    """A key or certificate as paramiko wants it, signed for by a file or by the agent."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.public_blob = None
+        self._identity = identity
+
+    def get_name(self) -> str:
+        return self._identity.public.type
+
+    def asbytes(self) -> bytes:
+        return self._identity.public.blob
+
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Message:
+        try:
+            signature = self._identity.sign(data, algorithm or self.get_name())
+        except OSError:
+            # an agent that will not sign: an empty signature is refused, and the next key tried
+            signature = b""
+        return Message(signature)
+
+
+class _Transport(paramiko.Transport):
+    """Keeps the reasons that paramiko only logs."""
+
+    def __init__(self, wire: Wire) -> None:
+        # paramiko needs of a socket just what Wire has
+        super().__init__(cast("paramiko.Channel", wire), packetizer_class=_Packets)
+        self.farewell = ""
+        """What the server said when it ended the connection."""
+        self._refusals: dict[int, str] = {}
+        self._opening = threading.local()
+        options = self.get_security_options()
+        options.kex = _first(options.kex, FAST_KEX)
+        options.ciphers = _first(options.ciphers, FAST_CIPHERS)
+
+    def why(self) -> str:
+        """Return why the channel was refused that this thread asked for last."""
+        return self._refusals.pop(getattr(self._opening, "channel", -1), "")
+
+    def _next_channel(self) -> int:
+        # called by the thread that opens, and the only place that tells it the number
+        self._opening.channel = number = int(super()._next_channel())  # type: ignore[misc]
+        return number
+
+    def _parse_channel_open_failure(self, message: Message) -> None:
+        number, code = message.get_int(), message.get_int()
+        prohibited = "administratively prohibited: " if code == 1 else ""
+        self._refusals[number] = prohibited + foreign(message.get_binary())
+        message.rewind()
+        super()._parse_channel_open_failure(message)  # type: ignore[misc]
+
+    def _parse_disconnect(self, message: Message) -> None:
+        message.get_int()
+        self.farewell = foreign(message.get_binary())
+
+
+def _first(names: Sequence[str], wanted: Iterable[str]) -> tuple[str, ...]:
+    """Return the names, the wanted ones before the others, each part in its own order."""
+    front = [name for name in wanted if name in names]
+    return (*front, *(name for name in names if name not in front))
+
+
+class _Login:
+    """The steps of one login, all within one time limit."""
+
+    def __init__(self, there: Destination, wire: Wire, transport: _Transport) -> None:
+        self._there = there
+        self._wire = wire
+        self._transport = transport
+        self._deadline = time.monotonic() + there.login_timeout_s
+
+    def exchange_keys(self, types: frozenset[str]) -> HostKey:
+        """Agree on keys, preferring host keys of the types that are known; return the server's.
+
+        Raises:
+            TransportError: not an SSH server, or lost, or too late.
+        """
+        transport = self._transport
+        transport.banner_timeout = self._there.login_timeout_s
+        options = transport.get_security_options()
+        known = [name for name in options.key_types if _key_type(name) in types]
+        options.key_types = _first(options.key_types, known)
+        done = threading.Event()
+        transport.start_client(event=done)
+        self._wait(done)
+        key = transport.get_remote_server_key()
+        return HostKey(key.get_name(), key.asbytes())
+
+    def authenticate(self, offer: Offer) -> str:
+        """Try one identity after the other; return which was accepted.
+
+        Raises:
+            TransportError: none was, or lost, or too late.
+        """
+        tried: list[str] = []
+        allowed: Sequence[str] = ()
+        for identity in offer.identities:
+            done = threading.Event()
+            self._transport.auth_publickey(self._there.user, _Key(identity), done)
+            tried.append(identity.label)
+            if self._accepted(done, tried):
+                return identity.label
+            error = self._transport.get_exception()
+            allowed = getattr(error, "allowed_types", allowed)
+            if allowed and "publickey" not in allowed:
+                break
+        return self._without_key(offer, tried, allowed)
+
+    def _without_key(self, offer: Offer, tried: Sequence[str], allowed: Sequence[str]) -> str:
+        if not allowed:  # the only way to be told the methods, and some servers want no key
+            done = threading.Event()
+            handler = AuthHandler(self._transport)
+            self._transport.auth_handler = handler
+            handler.auth_none(self._there.user, done)
+            if self._accepted(done, tried):
+                return "none"
+            allowed = getattr(self._transport.get_exception(), "allowed_types", ())
+        raise refused(self._there, tried, allowed, offer.problems)
+
+    def _accepted(self, done: threading.Event, tried: Sequence[str]) -> bool:
+        try:
+            self._wait(done)
+        except TransportError:
+            if TOO_MANY in self._transport.farewell.lower():
+                raise too_many(self._there, tried) from None
+            raise
+        return self._transport.is_authenticated()
+
+    def _wait(self, done: threading.Event) -> None:
+        transport, wire = self._transport, self._wire
+        in_time = done.wait(max(0.0, self._deadline - time.monotonic()))
+        if in_time and transport.is_active():
+            return
+        error = transport.get_exception()
+        transport.close()
+        wire.close()
+        words = transport.farewell or printable(str(error or ""))
+        incompatible = isinstance(error, paramiko.ssh_exception.IncompatiblePeer)
+        raise broken(self._there, wire, in_time=in_time, words=words, incompatible=incompatible)
+
+
+def _key_type(algorithm: str) -> str:
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+
+
+def _see_key(spec: NodeSpec) -> None:
+    if spec.ssh.key is None:
+        return
+    path = spec.ssh.key.expanduser()
+    try:
+        file = read_key(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"ssh.key: {key_problem(path, error).message}") from error
+    if not file.private and not file.public:
+        raise ConfigError(f"ssh.key: {key_problem(path, None).message}")

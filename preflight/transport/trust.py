@@ -1,0 +1,100 @@
+"""Whether a server's host key is the one that is known, and what to say when it is not."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from preflight.errors import TransportError
+from preflight.transport.destination import Destination
+from preflight.transport.known_hosts import DEFAULT_PORT, Entry, HostKey, Known, KnownHosts, same
+
+
+class Trust:
+    """The known hosts of a run, asked about one server at a time."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._files = KnownHosts(warn)
+
+    def types(self, there: Destination) -> frozenset[str]:
+        """Return the key types known of a host, those to ask the server for first.
+
+        Raises:
+            ConfigError: a known_hosts file cannot be read.
+        """
+        entries = (known.keys for known in self._known(there))
+        return frozenset(e.key.type for e in next((found for found in entries if found), ()))
+
+    def check(self, there: Destination, key: HostKey) -> None:
+        """Accept the key, remember it where that was asked for, or refuse.
+
+        Raises:
+            TransportError: unknown, changed or revoked.
+        """
+        records = self._known(there)
+        for known in records:
+            revoked = same(known.revoked, key)
+            if revoked:
+                raise _revoked(there, key, revoked)
+            if same(known.keys, key):
+                return
+        if records[0].keys:
+            raise _changed(there, key, records[0].keys)
+        if not there.accept_new or not there.known_hosts:
+            raise _unknown(there, key, records[0])
+        self._remember(there, key)
+
+    def _known(self, there: Destination) -> list[Known]:
+        files = (*there.known_hosts, *there.global_known_hosts)
+        return [self._files.lookup(files, name) for name in there.names]
+
+    def _remember(self, there: Destination, key: HostKey) -> None:
+        file = self._files.file(there.known_hosts[0])
+        try:
+            added = file.append(there.names[0], key)
+        except OSError as error:
+            reason = (error.strerror or "").lower()
+            self._warn(f"{file.path}: host key of {there.names[0]} not added: {reason}")
+            return
+        if added:
+            self._warn(f"{file.path}: new host key of {there.names[0]} added: {key}")
+
+
+def _revoked(there: Destination, key: HostKey, line: Entry) -> TransportError:
+    return TransportError(
+        "host key revoked",
+        f"{there.address}: host key {key} is revoked by {line.where}",
+        "do not log in: give the machine a new host key, and find out why this one was revoked",
+    )
+
+
+def _changed(there: Destination, key: HostKey, lines: tuple[Entry, ...]) -> TransportError:
+    old = ", ".join(f"{line.key} ({line.where})" for line in lines)
+    file = shlex.quote(lines[0].where.rpartition(":")[0])
+    name = shlex.quote(there.names[0])
+    return TransportError(
+        "host key changed",
+        f"{there.address}: host key changed: known {old}, but the server shows {key}",
+        f"if the machine was reinstalled: ssh-keygen -f {file} -R {name}; if not, do not log in",
+    )
+
+
+def _unknown(there: Destination, key: HostKey, known: Known) -> TransportError:
+    port = "" if there.port == DEFAULT_PORT else f" -p {there.port}"
+    if there.via or there.proxy_command or not there.known_hosts:
+        command = f"ssh{port} {there.host}"
+    else:
+        file = shlex.quote(there.known_hosts[0])
+        command = f"ssh-keyscan{port} {there.host} >> {file}"
+    note = ""
+    if known.authorities:
+        note = (
+            f"; {known.authorities[0].where} trusts a certificate authority for it, "
+            "but host certificates cannot be verified here"
+        )
+    return TransportError(
+        "host key unknown",
+        f"{there.address}: host key {key} is not known{note}",
+        f"compare it with the machine's own, then: {command}; or set ssh.host_keys: accept-new",
+    )
