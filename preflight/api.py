@@ -7,23 +7,18 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field, replace
+import json
+from dataclasses import dataclass
 from typing import (
     Any,
     Callable,
     ContextManager,
-    Dict,
     Generic,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
     Protocol,
     Sequence,
-    Tuple,
     TypeVar,
-    Union,
 )
 
 F = TypeVar("F")
@@ -34,12 +29,12 @@ STATUSES = (PASS, SKIP, WARN, UNKNOWN, FAIL)
 LEVELS = ("quick", "standard", "deep")
 
 
-class Unobservable(Exception):  # noqa: N818 - a statement of the probe, not an error of ours
+class Unobservable(Exception):
     """A probe could not look: permission, garbage, a time limit. Makes the result `unknown`."""
 
 
-class Absent(Exception):  # noqa: N818 - a statement, as above
-    """Internal to `Node` and shared probes: the thing asked for does not exist on this node."""
+class Absent(Unobservable):
+    """What a probe asked for does not exist on this node: catch it, absence is a fact."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +51,11 @@ class Verdict:
     summary: str
     observed: Any = None
     expected: Any = None
-    details: Tuple[str, ...] = ()
-    fix: Optional[str] = None
-    reproduce: Optional[str] = None
+    details: tuple[str, ...] = ()
+    fix: str | None = None
+    reproduce: str | None = None
     scope: str = "node"
-    peers: Tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
 
 
 def ok(summary: str, **more: Any) -> Verdict:
@@ -134,7 +129,9 @@ class Node(Protocol):
     as said where the thing does not exist.
     """
 
-    def run(self, argv: Sequence[str], timeout_s: float = 10, env: Optional[Mapping[str, str]] = None) -> Ran:
+    def run(
+        self, argv: Sequence[str], timeout_s: float = 10, env: Mapping[str, str] | None = None
+    ) -> Ran:
         """Run a command without a shell, stdin closed, output capped at 256 KiB a stream.
 
         Raises:
@@ -142,41 +139,44 @@ class Node(Protocol):
             Unobservable: not permitted, or past its time.
         """
 
-    def read(self, path: str) -> Optional[str]:
+    def read(self, path: str) -> str | None:
         """Return a file's text (UTF-8 with replacement, at most 256 KiB), None if there is none."""
 
-    def listdir(self, path: str) -> Optional[List[str]]:
+    def listdir(self, path: str) -> list[str] | None:
         """Return the sorted names in a directory, None if there is no such directory."""
 
-    def readlink(self, path: str) -> Optional[str]:
+    def readlink(self, path: str) -> str | None:
         """Return where a symbolic link points, None if there is none."""
 
     def realpath(self, path: str) -> str:
         """Return the path with all links resolved."""
 
-    def stat(self, path: str) -> Optional[Stat]:
+    def stat(self, path: str) -> Stat | None:
         """Return `stat(2)` of a path, None if there is none. May hang on a dead mount."""
 
     def access(self, path: str, mode: str) -> bool:
         """Whether the login user may read, write or execute it: `mode` of the letters rwx."""
 
-    def statvfs(self, path: str) -> Optional[StatVfs]:
+    def statvfs(self, path: str) -> StatVfs | None:
         """Return the size of the file system that holds a path. May hang on a dead mount."""
 
-    def which(self, program: str) -> Optional[str]:
+    def which(self, program: str) -> str | None:
         """Return the full path of a program on PATH, None if there is none."""
 
     def environ(self) -> Mapping[str, str]:
         """Return the environment of the non-login shell that started the agent."""
 
-    def account(self, name: Optional[str] = None) -> Optional[Account]:
+    def account(self, name: str | None = None) -> Account | None:
         """Return a user by name, or the login user; None if there is none of that name."""
 
-    def resolve(self, name: str) -> List[str]:
+    def resolve(self, name: str) -> list[str]:
         """Return the addresses of a name in the resolver's order, empty if it has none."""
 
-    def limits(self) -> Mapping[str, Tuple[int, int]]:
+    def limits(self) -> Mapping[str, tuple[int, int]]:
         """Return soft and hard resource limits by name (memlock, nofile, nproc); -1: none."""
+
+    def now(self) -> float:
+        """Return this machine's clock, seconds since the epoch."""
 
     def uname(self) -> Mapping[str, str]:
         """Return node, release, version and machine of `uname(2)`."""
@@ -188,10 +188,21 @@ class Node(Protocol):
             Unobservable: psutil could not be loaded, or permission.
         """
 
-    def nvml(self) -> Any:
-        """Return the driver and GPU facts of NVML, None where there is no NVML library.
+    def process(self, pid: int) -> Mapping[str, Any] | None:
+        """Return pid, name, username, cmdline (list) and create_time of a process, None if gone.
 
-        `preflight.node.nvml.Nvml` is its shape.
+        What may not be seen is None.
+        """
+
+    def nvml(self, function: str, *args: Any) -> Any:
+        """Return what an NVML function returns, such as `nvmlDeviceGetName` of GPU index 0.
+
+        The handle that `nvmlDevice...` functions take first is given as the GPU's NVML index;
+        structures come as dicts.
+
+        Raises:
+            Absent: there is no NVML library, or this driver or GPU has no such function.
+            Unobservable: NVML said anything else; the message is NVML's own.
         """
 
 
@@ -206,8 +217,8 @@ class Want:
 
     def __init__(
         self,
-        launch: Optional[Mapping[str, Any]] = None,
-        expect: Optional[Mapping[str, Any]] = None,
+        launch: Mapping[str, Any] | None = None,
+        expect: Mapping[str, Any] | None = None,
         nodes: Sequence[str] = (),
     ) -> None:
         self.launch = dict(launch or {})
@@ -234,15 +245,15 @@ class Opened(Protocol):
         """A descriptor that becomes readable when the controller says stop."""
 
 
-class Problem(Dict[str, Any]):
-    """Why there is no value: `kind` and `message`, for a bug also `traceback`."""
-
-
 class Reply(NamedTuple):
-    """What a call on a node gave: a value, or a problem (then the value is None)."""
+    """What a call on a node gave: a value, or a problem (then the value is None).
+
+    A problem has `kind` (unobservable, timeout, died, bug, too_large, needs_root, not_reached)
+    and `message`; a bug also its `traceback`.
+    """
 
     value: Any
-    problem: Optional[Mapping[str, Any]] = None
+    problem: Mapping[str, Any] | None = None
 
 
 class Running(Protocol):
@@ -257,7 +268,7 @@ class Running(Protocol):
 class Fleet(Protocol):
     """The reached nodes, as an exercise sees them. All methods may be called from threads."""
 
-    nodes: Tuple[str, ...]
+    nodes: tuple[str, ...]
     """Names of the nodes that were reached, in the inventory's order."""
 
     def login(self, node: str) -> Mapping[str, Any]:
@@ -266,7 +277,9 @@ class Fleet(Protocol):
     def clock(self, node: str) -> Mapping[str, Any]:
         """Return `offset_s` of the node's clock to the controller's, and `error_s` around it."""
 
-    def call(self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10) -> Reply:
+    def call(
+        self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
+    ) -> Reply:
         """Run a function of this check's file or of `preflight.node` on one node; never raises."""
 
     def map(
@@ -276,7 +289,7 @@ class Fleet(Protocol):
 
     def start(
         self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
-    ) -> ContextManager[Union[Running, Reply]]:
+    ) -> ContextManager[Running | Reply]:
         """Start a function `f(node, opened, ...)` that stays; gives a `Reply` if it could not."""
 
 
@@ -284,13 +297,17 @@ class Fleet(Protocol):
 class Expect:
     """A key under `expect:` that a check reads.
 
-    `type` is what YAML gives: int, float, str, bool, list or dict. `unit` is a word for people.
+    `type` is what YAML gives: int, float (whole numbers too), str, bool, list (of strings), or
+    dict. `unit` is a word for people. `fields` are the keys of a dict, or of each dict in a list;
+    `required` is for them: a key under `expect:` itself is always optional.
     """
 
     key: str
     type: Any
     unit: str = ""
     about: str = ""
+    fields: tuple[Expect, ...] = ()
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -303,13 +320,92 @@ class Check(Generic[F]):
     `explains` names checks whose failures can follow from this one's.
     """
 
-    probe: Optional[Callable[..., F]] = None
-    exercise: Optional[Callable[[Fleet, Want], Mapping[str, F]]] = None
-    judge: Optional[Callable[[F, Want], Verdict]] = None
-    compare: Optional[Callable[[Mapping[str, F], Want], Mapping[str, Verdict]]] = None
-    args: Optional[Callable[[Want], Sequence[Any]]] = None
+    probe: Callable[..., F] | None = None
+    exercise: Callable[[Fleet, Want], Mapping[str, F]] | None = None
+    judge: Callable[[F, Want], Verdict] | None = None
+    compare: Callable[[Mapping[str, F], Want], Mapping[str, Verdict]] | None = None
+    args: Callable[[Want], Sequence[Any]] | None = None
     level: str = "quick"
     timeout_s: float = 10
     needs_root: bool = False
-    expects: Tuple[Expect, ...] = ()
-    explains: Tuple[str, ...] = ()
+    expects: tuple[Expect, ...] = ()
+    explains: tuple[str, ...] = ()
+
+
+def same_everywhere(
+    values: Mapping[str, Any],
+    what: str,
+    expected: Any = None,
+    show: Callable[[Any], str] = str,
+    say: Callable[..., Verdict] = fail,
+    **more: Any,
+) -> dict[str, Verdict]:
+    """Return the verdicts of a claim that all nodes have the same of something.
+
+    The odd nodes are named where more than half of the nodes agree; without such a majority all
+    nodes differ and none is blamed (`scope` cluster). With `expected`, each node is held to that.
+
+    Args:
+        values: JSON-able, by node; None: the node has no such thing.
+        what: its name, such as `NVIDIA driver`.
+        expected: from the inventory; None: whatever the majority has.
+        show: how a value is written.
+        say: `fail` or `warn`.
+        more: `fix`, `reproduce` and so on, for the nodes that are not right.
+    """
+    kinds: dict[str, list[str]] = {}
+    for node, value in values.items():
+        kinds.setdefault(json.dumps(value, sort_keys=True), []).append(node)
+    written = {k: "no " + what if k == "null" else what + " " + show(json.loads(k)) for k in kinds}
+    good = json.dumps(expected, sort_keys=True) if expected is not None else majority(kinds)
+    if expected is None and list(kinds) == ["null"]:
+        return {node: skip(f"no {what} on any node") for node in values}
+    if good is None:
+        return differ(kinds, written, say, more)
+    right = expected if expected is not None else json.loads(good)
+    count = len(kinds.get(good, ()))
+    others = (
+        "the %d others have" % count
+        if len(values) == count + 1
+        else ("%d of %d nodes have" % (count, len(values)))
+    )
+    verdicts = {}
+    for kind, nodes in kinds.items():
+        beside = "expected" if expected is not None else others
+        shown = "none" if right is None else show(right)
+        wrong = f"{written[kind]}, {beside} {shown}"
+        for node in nodes:
+            verdicts[node] = (
+                ok(written[kind], observed=values[node])
+                if kind == good
+                else say(wrong, observed=values[node], expected=right, **more)
+            )
+    return verdicts
+
+
+def majority(kinds: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the kind that more than half of all nodes are of, None if there is none."""
+    total = sum(len(nodes) for nodes in kinds.values())
+    return next((kind for kind, nodes in kinds.items() if 2 * len(nodes) > total), None)
+
+
+def differ(
+    kinds: Mapping[str, Sequence[str]],
+    written: Mapping[str, str],
+    say: Callable[..., Verdict],
+    more: Mapping[str, Any],
+) -> dict[str, Verdict]:
+    """Return the verdicts where no majority says who is right: the cluster differs."""
+    parts = [f"{written[kind]} on {some(nodes)}" for kind, nodes in kinds.items()]
+    summary = "differs: " + "; ".join(parts)
+    return {
+        node: say(summary, observed=json.loads(kind), scope="cluster", **more)
+        for kind, nodes in kinds.items()
+        for node in nodes
+    }
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """Return a list of names for people, cut short where it is long."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else "%s and %d more" % (shown, len(names) - most)

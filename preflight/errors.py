@@ -32,3 +32,11 @@ class TransportError(PreflightError):
         self.kind = kind
         self.message = message
         self.hint = hint
+
+
+def printable(text: str) -> str:
+    """Return text of a foreign machine fit for a terminal: control characters are spelled out.
+
+    Bidirectional controls and line separators too: they can reorder or forge a line.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,33 @@
+"""Every node can be logged in to, and runs our agent.
+
+Why: what cannot be reached cannot be judged, and a launcher that logs in would stop here too.
+Facts: reached; address, user, server, host_key, auth, connect_s, login_s as far as the login came; kind, message and hint when it failed; noise: what start files printed; hello: the agent's own words.
+Source: the SSH connection of this run.
+Fix: log in by hand with the same user and key, and mend what it says.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from preflight.api import Check, Fleet, Verdict, Want, fail, ok, warn
+
+
+def exercise(fleet: Fleet, want: Want) -> dict[str, Mapping[str, Any]]:
+    return {node: fleet.login(node) for node in want.nodes}
+
+
+def judge(facts: Mapping[str, Any], want: Want) -> Verdict:
+    if not facts["reached"]:
+        return fail(facts["message"], observed=facts["kind"], fix=facts["hint"] or None)
+    noise = facts.get("noise", "")
+    if noise:
+        return warn(
+            "the login shell prints to standard output: " + noise[:80],
+            fix="let start files print only when the shell is interactive",
+            reproduce="ssh NODE true",
+        )
+    return ok("logged in as {} to {}".format(facts["user"], facts["address"]))
+
+
+CHECK = Check(exercise=exercise, judge=judge, explains=("access.identity",))

@@ -1,0 +1,7 @@
+"""`python -m preflight`."""
+
+from __future__ import annotations
+
+from preflight.cli import main
+
+main()

@@ -1,0 +1,230 @@
+"""Finds, loads and validates check files; nothing is contacted before all of them are right."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from preflight.api import LEVELS, Check, Expect, Want
+from preflight.errors import ConfigError
+
+MODULES = "preflight.checks"
+"""Check files are loaded under this name, here and on nodes; it is no importable package."""
+PARTS = ("Why", "Facts", "Source", "Fix")
+ALWAYS = "access"
+"""The group that is always selected: without it no row says why a node is missing."""
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+GROUPS = ("access", "software", "launch", "network", "rdma", "gpu", "host", "storage", "collective")
+"""The built-in groups, in the order in which things are shown; others follow by name."""
+
+
+@dataclass(frozen=True)
+class Manual:
+    """A check's docstring, taken apart."""
+
+    claim: str
+    why: str
+    facts: str
+    source: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A check file that is fit to run."""
+
+    id: str
+    path: Path
+    text: str
+    check: Check[Any]
+    manual: Manual
+
+    @property
+    def group(self) -> str:
+        """The folder's name."""
+        return self.id.split(".", maxsplit=1)[0]
+
+    @property
+    def module(self) -> str:
+        """The name it is loaded under, on both sides."""
+        return f"{MODULES}.{self.id}"
+
+    def call(self, want: Want) -> tuple[str, str, tuple[Any, ...]]:
+        """Return module, function and arguments of its probe."""
+        probe = self.check.probe
+        if probe is None:
+            raise TypeError(f"{self.id} has no probe")
+        args = tuple(self.check.args(want)) if self.check.args else ()
+        return probe.__module__, probe.__name__, args
+
+    @property
+    def evidence(self) -> str:
+        """Return the key of its facts in the report.
+
+        A probe's arguments are no part of it: facts are judged again with other inventories.
+        """
+        if self.check.probe is None:
+            return self.id
+        rooted = " as root" if self.check.needs_root else ""
+        return f"{self.check.probe.__module__}:{self.check.probe.__name__}{rooted}"
+
+
+class Catalog(Mapping[str, Loaded]):
+    """All checks by id, in the order in which they are shown."""
+
+    def __init__(self, loaded: Iterable[Loaded]) -> None:
+        ranks = {group: rank for rank, group in enumerate(GROUPS)}
+        ordered = sorted(loaded, key=lambda one: (ranks.get(one.group, len(ranks)), one.group))
+        self._checks = {one.id: one for one in ordered}
+
+    def __getitem__(self, check_id: str) -> Loaded:
+        return self._checks[check_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checks)
+
+    def __len__(self) -> int:
+        return len(self._checks)
+
+    @property
+    def expects(self) -> tuple[Expect, ...]:
+        """All keys that checks read under `expect:`."""
+        return tuple(expect for one in self.values() for expect in one.check.expects)
+
+    def match(self, word: str, option: str) -> list[str]:
+        """Return the ids that a word of `--only`, `--skip` or `--require` means.
+
+        Raises:
+            ConfigError: no such check or group.
+        """
+        found = [i for i in self if i == word or i.split(".")[0] == word]
+        if found:
+            return found
+        known = [*self, *dict.fromkeys(one.group for one in self.values())]
+        near = difflib.get_close_matches(word, known, 1)
+        more = f"did you mean {near[0]!r}?" if near else "`preflight checks` lists them"
+        raise ConfigError(f"{option}: there is no check or group {word!r}, {more}")
+
+    def select(self, only: Sequence[str], level: str) -> list[Loaded]:
+        """Return the checks of a run. `--only` a check's own id overrules the level.
+
+        Raises:
+            ConfigError: an unknown id.
+        """
+        wanted = {i for word in only for i in self.match(word, "--only")}
+        reach = LEVELS.index(level)
+        return [
+            one
+            for one in self.values()
+            if one.group == ALWAYS
+            or (one.id in only)
+            or ((not only or one.id in wanted) and LEVELS.index(one.check.level) <= reach)
+        ]
+
+
+def builtin_folder() -> Path:
+    """Return where the checks of this installation are.
+
+    Raises:
+        ConfigError: neither a wheel's folder nor a checkout's.
+    """
+    package = Path(__file__).parent
+    if next((package / "checks").glob("*/*.py"), None):
+        return package / "checks"
+    if (package.parent / "pyproject.toml").exists() and (package.parent / "checks").is_dir():
+        return package.parent / "checks"
+    raise ConfigError(f"no checks found beside {package}: the installation is incomplete")
+
+
+def load(dirs: Sequence[Path] = ()) -> Catalog:
+    """Return the built-in checks, those of installed plug-ins, and those of these folders.
+
+    Raises:
+        ConfigError: one of them is not right; the message names its file.
+    """
+    found: dict[str, Loaded] = {}
+    for folder in [builtin_folder(), *plugin_folders(), *dirs]:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no such folder of checks")
+        for path in sorted(folder.glob("*/*.py")):
+            one = load_file(path)
+            if one.id in found:
+                raise ConfigError(f"{path}: the id {one.id} is taken by {found[one.id].path}")
+            found[one.id] = one
+    claimed: dict[str, Loaded] = {}
+    for one in found.values():
+        for expect in one.check.expects:
+            if claimed.setdefault(expect.key, one) is not one:
+                other = claimed[expect.key].path
+                raise ConfigError(f"{one.path}: expect.{expect.key} is claimed by {other} too")
+    return Catalog(found.values())
+
+
+def plugin_folders() -> Iterator[Path]:
+    """Yield the folders of packages with an entry point in the group `preflight.checks`."""
+    for point in importlib.metadata.entry_points(group="preflight.checks"):
+        spec = importlib.util.find_spec(point.module)
+        for place in (spec.submodule_search_locations or ()) if spec else ():
+            yield Path(place)
+
+
+def load_file(path: Path) -> Loaded:
+    """Load one check file.
+
+    Raises:
+        ConfigError: it does not import, or is no check; the message names the file.
+    """
+    group, name = path.parent.name, path.stem
+    if not (NAME.fullmatch(group) and NAME.fullmatch(name)):
+        raise ConfigError(f"{path}: folder and file names must be like network/mtu.py")
+    check_id = f"{group}.{name}"
+    spec = importlib.util.spec_from_file_location(f"{MODULES}.{check_id}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a check file is foreign code: whatever it raises is its row
+        line = next((f":{e.lineno}" for e in [error] if isinstance(e, SyntaxError)), "")
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path}{line}: does not import: {what}") from error
+    check = getattr(module, "CHECK", None)
+    if not isinstance(check, Check):
+        raise ConfigError(f"{path}: has no CHECK = Check(...)")
+    validate(path, check)
+    return Loaded(check_id, path, path.read_text(), check, manual(path, module.__doc__ or ""))
+
+
+def validate(path: Path, check: Check[Any]) -> None:
+    """Raise a ConfigError where a check is built wrongly."""
+    if (check.probe is None) == (check.exercise is None):
+        raise ConfigError(f"{path}: CHECK needs exactly one of probe= and exercise=")
+    if (check.judge is None) == (check.compare is None):
+        raise ConfigError(f"{path}: CHECK needs exactly one of judge= and compare=")
+    if check.level not in LEVELS:
+        raise ConfigError(f"{path}: level is {check.level!r}, not one of {', '.join(LEVELS)}")
+    if check.timeout_s <= 0:
+        raise ConfigError(f"{path}: timeout_s is {check.timeout_s!r}, not above 0")
+
+
+def manual(path: Path, docstring: str) -> Manual:
+    """Take a docstring apart.
+
+    Raises:
+        ConfigError: the claim or one of the parts is missing.
+    """
+    claim, _, rest = docstring.strip().partition("\n")
+    found = dict(re.findall(r"^(\w+):[ \n](.*?)(?=^\w+:[ \n]|\Z)", rest, re.DOTALL | re.MULTILINE))
+    parts = {name: re.sub(r"\n {4}", "\n", found.get(name, "").rstrip()) for name in PARTS}
+    for name, text in {"claim in the first line": claim, **parts}.items():
+        if not text.strip():
+            raise ConfigError(f"{path}: the docstring lacks its part {name!r}")
+    return Manual(claim.rstrip("."), *(parts[name] for name in PARTS))

@@ -1,0 +1,99 @@
+"""From the grid to what explains it. Pure.
+
+A failing result is explained by another when that one's check says so (`explains=`) and both are
+about the same node, or the same pair, or the other is about the whole cluster. What remains
+unexplained is a cause; causes that say the same of several nodes are one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from preflight.catalog import Loaded
+from preflight.judge import Cell
+
+SCOPES = ("cluster", "node", "pair")
+
+
+@dataclass
+class Cause:
+    """What explains some failing results; `cells` are its own, `explains` those that follow."""
+
+    kind: str
+    check: Loaded
+    cells: list[Cell]
+    explains: list[Cell] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes to blame: for a pair both ends; for the cluster all that it is seen on."""
+        peers = [p for c in self.cells for p in c.verdict.peers if self.kind == "pair"]
+        return list(dict.fromkeys([*(c.node for c in self.cells), *peers]))
+
+    @property
+    def summary(self) -> str:
+        """What is wrong, in the words of the first node."""
+        return self.cells[0].verdict.summary
+
+    @property
+    def fix(self) -> str:
+        """The command or sentence that mends it."""
+        return self.cells[0].verdict.fix or self.check.manual.fix
+
+
+def find(cells: Sequence[Cell]) -> list[Cause]:
+    """Return the causes of all failing cells, that which explains most first."""
+    failing = [cell for cell in cells if cell.failed]
+    roots = [c for c in failing if not any(explains(other, c) for other in failing)]
+    causes = merged(roots)
+    for cell in failing:
+        if cell not in roots:
+            owner = origin(cell, failing, roots)
+            cause = next(c for c in causes if owner in c.cells)
+            cause.explains.append(cell)
+    # Equal ones stay in the order of the checks, which goes from the ground up.
+    return sorted(causes, key=lambda cause: -(len(cause.explains) + len(cause.cells)))
+
+
+def explains(cause: Cell, effect: Cell) -> bool:
+    """Whether one failing cell accounts for another."""
+    if effect.check.id not in cause.check.check.explains or cause.check.id == effect.check.id:
+        return False
+    return cause.verdict.scope == "cluster" or bool(about(cause) & about(effect))
+
+
+def about(cell: Cell) -> set[str]:
+    """Return the nodes that a cell is about."""
+    return {cell.node, *cell.verdict.peers}
+
+
+def origin(cell: Cell, failing: Sequence[Cell], roots: Sequence[Cell]) -> Cell:
+    """Return the unexplained cell at the end of the chain; chains may pass through others.
+
+    A circle of checks that explain each other has no such end: its first cell stands for it.
+    """
+    seen = [cell]
+    for current in seen:
+        for other in failing:
+            if explains(other, current):
+                if other in roots:
+                    return other
+                if other not in seen:
+                    seen.append(other)
+    return roots[0]
+
+
+def merged(roots: Iterable[Cell]) -> list[Cause]:
+    """Return causes; cells that say the same of several nodes become one."""
+    causes: dict[str, Cause] = {}
+    for cell in roots:
+        verdict = cell.verdict
+        said = [verdict.observed, verdict.expected, verdict.fix]
+        if verdict.observed is None:
+            said.append(verdict.summary.replace(cell.node, "NODE"))
+        together = verdict.scope == "cluster"
+        key = json.dumps([cell.check.id, verdict.scope, None if together else said], default=str)
+        causes.setdefault(key, Cause(verdict.scope, cell.check, [])).cells.append(cell)
+    return list(causes.values())

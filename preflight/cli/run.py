@@ -1,0 +1,132 @@
+"""`preflight run`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preflight import catalog, inventory
+from preflight.api import LEVELS
+from preflight.cli import options, progress
+from preflight.errors import ConfigError
+from preflight.inventory import Cluster
+from preflight.node_names import expand
+from preflight.report import build, model, terminal
+from preflight.run import Outcome, Plan, run
+from preflight.transport.loopback import LocalTransport
+from preflight.transport.ssh import SshTransport
+
+
+@click.command(name="run")
+@click.argument("source", metavar="[INVENTORY]", required=False, type=click.Path(path_type=Path))
+@click.option("--only", multiple=True, metavar="ID", help="Only this check or group; repeatable.")
+@click.option("--skip", multiple=True, metavar="ID[=REASON]", help="Not this one; repeatable.")
+@click.option("--require", multiple=True, metavar="ID", help="Not ready unless it says something.")
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
+@click.option("--nodes", metavar="EXPR", help="Only these nodes, such as 'gpu[01-04]'.")
+@click.option("--exclude", metavar="EXPR", help="Not these nodes.")
+@click.option("--fanout", type=click.IntRange(1, 1024), help="Logins at the same time.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(1, 86400),
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="For the whole run.",
+)
+@click.option("--fail-on", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
+@click.option("--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--json", "json_path", metavar="PATH", help="Write the report; - is stdout.")
+@options.verbose
+@options.no_color
+def command(source: Path | None, **given: Any) -> int:
+    """Say whether the nodes of INVENTORY can train together; without one, check this machine.
+
+    Exit codes: 0 ready, 1 not ready, 2 usage or inventory error (nothing was contacted),
+    3 undetermined, 130 interrupted.
+    """
+    plan, policy, transports = prepare(source, given)
+    meter = progress.Meter(len(plan.cluster.nodes), color=not given["no_color"])
+    outcome = None
+    with contextlib.closing(run(plan, transports)) as events, meter:
+        for event in events:
+            meter.show(event)
+            if isinstance(event, Outcome):
+                outcome = event
+    if outcome is None:
+        raise RuntimeError("the run ended without an outcome")
+    report = build.build(
+        plan.checks, found(plan, outcome), plan.want, plan.skips, plan.cluster.waivers, policy
+    )
+    if given["json_path"]:
+        options.write(given["json_path"], report.to_json())
+    if given["json_path"] != "-":
+        terminal.show(report, color=not given["no_color"], verbose=given["verbose"])
+    return build.EXIT_CODES[report.verdict]
+
+
+def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.Policy, Any]:
+    """Return what is to be done; whatever is wrong with it is said here, before any contact.
+
+    Raises:
+        ConfigError: inventory, options, check files, key files.
+    """
+    in_file = inventory.check_dirs(source) if source else ()
+    known = catalog.load([*in_file, *given["dirs"]])
+    cluster = inventory.load(source, known.expects) if source else inventory.this_machine()
+    inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}])
+    cluster = narrowed(cluster, given)
+    skips = {i: why for word, why in cluster.checks.skip.items() for i in known.match(word, "skip")}
+    for word in given["skip"]:
+        check_id, _, why = word.partition("=")
+        skips |= dict.fromkeys(known.match(check_id, "--skip"), why or "skipped by --skip")
+    require = [*cluster.checks.require, *given["require"]]
+    only = [i for word in given["only"] for i in word.split(",")]
+    policy = build.Policy(
+        require=frozenset(i for word in require for i in known.match(word, "--require")),
+        fail_on_warn=given["fail_on"] == "warn",
+        today=dt.datetime.now(dt.timezone.utc).date(),
+    )
+    ssh = SshTransport()
+    ssh.validate(cluster.nodes)
+    checks = known.select(only, given["level"])
+    plan = Plan(cluster, checks, given["level"], skips, given["deadline"])
+    return plan, policy, {"ssh": ssh, "local": LocalTransport()}
+
+
+def narrowed(cluster: Cluster, given: Mapping[str, Any]) -> Cluster:
+    """Return the cluster with only the nodes asked for.
+
+    Raises:
+        ConfigError: a node that the inventory does not have, or none left.
+    """
+    names = [node.name for node in cluster.nodes]
+    wanted = options.known_nodes("--nodes", given["nodes"], names, expand) or set(names)
+    wanted -= options.known_nodes("--exclude", given["exclude"], names, expand)
+    if not wanted:
+        raise ConfigError("--exclude: no node is left")
+    nodes = tuple(node for node in cluster.nodes if node.name in wanted)
+    fanout = given["fanout"] or cluster.fanout
+    return cluster.model_copy(update={"nodes": nodes, "fanout": fanout})
+
+
+def found(plan: Plan, outcome: Outcome) -> build.Facts:
+    """Return a run's evidence in the report's words."""
+    run_model = model.Run(
+        id=outcome.run_id,
+        started_at=outcome.started_at,
+        seconds=outcome.seconds,
+        level=plan.level,  # type: ignore[arg-type] # click admits only the three
+        inventory=plan.cluster.source,
+        cluster=plan.cluster.name,
+    )
+    addresses = {
+        node.name: str(outcome.logins[node.name].get("address") or node.address or node.name)
+        for node in plan.cluster.nodes
+    }
+    return build.Facts(run_model, outcome.facts, addresses, outcome.node_seconds)

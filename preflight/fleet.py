@@ -1,0 +1,80 @@
+"""The reached nodes as an exercise drives them; `preflight.api.Fleet` is its contract."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from preflight.api import Reply
+from preflight.fanout import fan_out
+from preflight.session import Running, Session
+
+WIDTH = 64
+"""Calls of one `map` that wait side by side; each is one frame each way, so this is plenty."""
+
+
+class Fleet:
+    """See `preflight.api.Fleet`.
+
+    Args:
+        sessions: of the reached nodes, by name, in the inventory's order.
+        logins: how the login went, of all nodes.
+        deadline: monotonic time at which the run must be over; shortens every limit.
+    """
+
+    def __init__(
+        self,
+        sessions: Mapping[str, Session],
+        logins: Mapping[str, Mapping[str, Any]],
+        deadline: float,
+    ) -> None:
+        self._sessions = sessions
+        self._logins = logins
+        self._deadline = deadline
+        self.nodes = tuple(sessions)
+
+    def login(self, node: str) -> Mapping[str, Any]:
+        """Return how the login went."""
+        return self._logins[node]
+
+    def clock(self, node: str) -> Mapping[str, Any]:
+        """Return the clock's offset; empty when the node stopped answering."""
+        return self._sessions[node].clock()
+
+    def call(
+        self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
+    ) -> Reply:
+        """Run a function on one node; never raises."""
+        limit = self._limit(timeout_s)
+        return self._sessions[node].call(function.__module__, function.__name__, args, limit)
+
+    def map(
+        self, function: Callable[..., Any], args: Mapping[str, Sequence[Any]], timeout_s: float = 10
+    ) -> Mapping[str, Reply]:
+        """Run it on several nodes at once, each with its own arguments; never raises."""
+
+        def one(node: str) -> Reply:
+            return self.call(node, function, *args[node], timeout_s=timeout_s)
+
+        late = Reply(None, {"kind": "timeout", "message": "the run's deadline came first"})
+        found = {d.item: d.result for d in fan_out(one, tuple(args), WIDTH, self._deadline)}
+        return {node: found.get(node, late) for node in args}
+
+    @contextlib.contextmanager
+    def start(
+        self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
+    ) -> Iterator[Running | Reply]:
+        """Start a function that stays for the length of a `with` block."""
+        session = self._sessions[node]
+        limit = self._limit(timeout_s)
+        running = session.start(function.__module__, function.__name__, args, limit)
+        try:
+            yield running
+        finally:
+            if isinstance(running, Running):
+                running.stop()
+
+    def _limit(self, timeout_s: float) -> float:
+        return max(0.1, min(timeout_s, self._deadline - time.monotonic()))

@@ -1,0 +1,119 @@
+"""From facts and what is wanted to the grid: one verdict for every check on every node. Pure."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from preflight.api import FAIL, STATUSES, Verdict, Want, skip, unknown
+from preflight.catalog import Loaded
+
+Fact = Mapping[str, Any]
+"""`{"value": ...}` or `{"problem": {"kind": ..., "message": ...}}`."""
+Evidence = Mapping[str, Mapping[str, Fact]]
+"""Facts by evidence key and node: the report's `facts`."""
+REACH = "access.ssh"
+"""The check whose facts say which nodes were reached."""
+SKIPPED_KINDS = ("needs_root", "not_reached", "not_permitted")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the grid."""
+
+    check: Loaded
+    node: str
+    verdict: Verdict
+
+    @property
+    def failed(self) -> bool:
+        """Whether the claim does not hold."""
+        return self.verdict.status == FAIL
+
+
+def reached(evidence: Evidence, nodes: Sequence[str]) -> set[str]:
+    """Return the nodes in which an agent answered."""
+    facts = evidence.get(REACH, {})
+    return {n for n in nodes if (facts.get(n, {}).get("value") or {}).get("reached")}
+
+
+def judge(
+    checks: Sequence[Loaded], evidence: Evidence, want: Want, skips: Mapping[str, str]
+) -> list[Cell]:
+    """Return a cell for every check and node, in the order given.
+
+    Args:
+        checks: the selected ones.
+        evidence: what probes and exercises found.
+        want: what the inventory expects; its `nodes` are the rows.
+        skips: reasons by check id for those that are not to run.
+    """
+    there = reached(evidence, want.nodes)
+    cells = []
+    for one in checks:
+        if one.id in skips:
+            verdicts = {node: skip(skips[one.id]) for node in want.nodes}
+        else:
+            facts = evidence.get(one.evidence, {})
+            verdicts = judge_check(one, {n: facts.get(n) for n in want.nodes}, want, there)
+        cells += [Cell(one, node, verdicts[node]) for node in want.nodes]
+    return cells
+
+
+def judge_check(
+    one: Loaded, facts: Mapping[str, Fact | None], want: Want, there: set[str]
+) -> dict[str, Verdict]:
+    """Return one check's verdict of every node."""
+    verdicts: dict[str, Verdict] = {}
+    values = {}
+    for node, fact in facts.items():
+        if node not in there and one.id != REACH:
+            verdicts[node] = skip("not reached")
+        elif fact is not None and "value" in fact:
+            values[node] = fact["value"]
+        else:
+            verdicts[node] = of_problem(one, (fact or {}).get("problem"))
+    try:
+        if one.check.compare:
+            found = dict(one.check.compare(values, want)) if values else {}
+        elif one.check.judge:
+            found = {node: one.check.judge(value, want) for node, value in values.items()}
+        else:
+            found = {}
+    except Exception as error:  # noqa: BLE001 - a judge that crashes is a row, not the end of the run
+        found = dict.fromkeys(values, crashed(one, error))
+    return verdicts | {node: checked(one, found.get(node)) for node in values}
+
+
+def crashed(one: Loaded, error: Exception) -> Verdict:
+    """Return the verdict of a judge that raised."""
+    trace = tuple(traceback.format_exception(error))
+    return unknown(f"bug in check {one.id}: {type(error).__name__}: {error}", details=trace)
+
+
+def checked(one: Loaded, verdict: Any) -> Verdict:
+    """Return a judge's verdict if it is one."""
+    if isinstance(verdict, Verdict) and verdict.status in STATUSES and verdict.summary:
+        return verdict
+    return unknown(f"bug in check {one.id}: no verdict for this node, but {verdict!r}")
+
+
+def of_problem(one: Loaded, problem: Mapping[str, Any] | None) -> Verdict:
+    """Return the verdict where there are no facts: never a pass."""
+    if not problem:
+        return unknown("the check gave no facts for this node")
+    kind, message = problem.get("kind"), str(problem.get("message"))
+    if kind in SKIPPED_KINDS:
+        return skip(message)
+    if kind == "bug":
+        details = tuple(str(problem.get("traceback", "")).splitlines())
+        return unknown(f"bug in check {one.id}: {message}", details=details)
+    return unknown(message)
+
+
+def worst(cells: Sequence[Cell]) -> str:
+    """Return the gravest status of some cells, `skip` counting as nothing; `skip` for none."""
+    graver = [c.verdict.status for c in cells if c.verdict.status != "skip"]
+    return max(graver, key=STATUSES.index) if graver else "skip"

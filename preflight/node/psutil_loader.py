@@ -1,0 +1,93 @@
+"""Brings psutil to a node that has none: its compiled part is loaded from memory.
+
+Sent to nodes: stdlib only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+OLDEST = (5, 9)
+"""psutil 5.9 has all that probes call, in the shape they expect."""
+EXTENSION = "psutil._psutil_linux"
+
+
+def load(library: str | None) -> str:
+    """Import psutil and say from where: `sent`, `site-packages`, or `none: reason`.
+
+    Args:
+        library: the compiled part as base64; None where the controller has none that fits.
+    """
+    reasons: list[str] = []
+    if library:
+        try:
+            from_memory(base64.b64decode(library))
+            return "sent"
+        except (ImportError, OSError, AttributeError) as error:
+            reasons.append(f"sent psutil: {error}")
+            forget()
+    else:
+        reasons.append("no psutil build for this machine was sent")
+    try:
+        return from_site_packages()
+    except ImportError as error:
+        forget()
+        reasons.append(f"installed psutil: {error}")
+    return "none: " + "; ".join(reasons)
+
+
+def from_memory(library: bytes) -> None:
+    """Import psutil's modules that were sent, with the compiled part in a memory file.
+
+    Raises:
+        OSError: no memory files here, or they may not be executed.
+        ImportError: the build does not fit this machine.
+    """
+    fd = os.memfd_create("psutil")
+    with os.fdopen(fd, "wb", closefd=False) as file:
+        file.write(library)
+    path = "/proc/self/fd/%d" % fd
+    loader = importlib.machinery.ExtensionFileLoader(EXTENSION, path)
+    spec = importlib.util.spec_from_file_location(EXTENSION, path, loader=loader)
+    if spec is None:
+        raise ImportError("no spec for " + path)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules[EXTENSION] = module
+    import psutil
+
+    psutil._psutil_linux = module
+    os.close(fd)
+
+
+def from_site_packages() -> str:
+    """Import the psutil that is installed beside this interpreter.
+
+    Raises:
+        ImportError: none, or too old.
+    """
+    import site
+
+    ours = [finder for finder in sys.meta_path if type(finder).__name__ == "Importer"]
+    places = site.getsitepackages() + [p for p in (site.getusersitepackages(),) if p]
+    sys.path.extend(places)
+    for finder in ours:
+        sys.meta_path.remove(finder)
+    try:
+        import psutil
+    finally:
+        sys.meta_path[:0] = ours
+        del sys.path[-len(places) :]
+    if psutil.version_info[:2] < OLDEST:
+        raise ImportError("version %s is older than %d.%d" % (psutil.__version__, *OLDEST))
+    return "site-packages"
+
+
+def forget() -> None:
+    """Drop half-imported modules."""
+    for name in [n for n in sys.modules if n.split(".")[0] == "psutil"]:
+        del sys.modules[name]

@@ -1,0 +1,316 @@
+"""`Node` for real: the one door through which probes see the machine, with limits on all of it.
+
+The only place that starts processes on a node. What comes back is JSON-able, so that a
+recording of the answers can stand in for the machine (`replay.py`).
+Sent to nodes: stdlib only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import errno
+import grp
+import os
+import pwd
+import resource
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, Mapping, Sequence
+
+from preflight.api import Absent, Account, Ran, Stat, StatVfs, Unobservable
+
+CAP = 256 << 10
+"""Bytes of one file or one command's output: facts are small, logs are not facts."""
+GONE = (errno.ENOENT, errno.ENOTDIR)
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Searched after PATH: an ordinary user's non-login PATH often lacks the sbin folders."""
+LIMITS = {
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "stack": resource.RLIMIT_STACK,
+}
+
+
+class Toolbox:
+    """See `preflight.api.Node`."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float = 10, env: Mapping[str, str] | None = None
+    ) -> Ran:
+        """Run a command without a shell."""
+        program = self.which(argv[0])
+        if program is None:
+            raise Absent(f"no program {argv[0]!r}")
+        try:
+            process = subprocess.Popen(
+                [program, *argv[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(os.environ, LC_ALL="C", **(env or {})),
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            raise Unobservable(f"{argv[0]}: {error.strerror}") from error
+        out, err = drain(process, time.monotonic() + timeout_s, argv[0])
+        return Ran(process.returncode, text(out), text(err))
+
+    def read(self, path: str) -> str | None:
+        """Return a file's text, None if there is none."""
+        try:
+            with open(path, "rb") as file:
+                return text(file.read(CAP))
+        except OSError as error:
+            see(error, path)
+            return None
+
+    def listdir(self, path: str) -> list[str] | None:
+        """Return the sorted names in a directory, None if there is none."""
+        try:
+            return sorted(os.listdir(path))
+        except OSError as error:
+            see(error, path)
+            return None
+
+    def readlink(self, path: str) -> str | None:
+        """Return where a symbolic link points, None if there is none."""
+        try:
+            return os.readlink(path)
+        except OSError as error:
+            see(error, path)
+            return None
+
+    def realpath(self, path: str) -> str:
+        """Return the path with all links resolved."""
+        return os.path.realpath(path)
+
+    def stat(self, path: str) -> Stat | None:
+        """Return `stat(2)` of a path, None if there is none."""
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            see(error, path)
+            return None
+        return Stat(found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime)
+
+    def access(self, path: str, mode: str) -> bool:
+        """Whether the login user may use a path so."""
+        bits = {"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}
+        return os.access(path, sum(bits[letter] for letter in mode))
+
+    def statvfs(self, path: str) -> StatVfs | None:
+        """Return the size of the file system that holds a path, None if there is no such path."""
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            see(error, path)
+            return None
+        block = found.f_frsize
+        return StatVfs(
+            found.f_blocks * block, found.f_bavail * block, found.f_files, found.f_favail
+        )
+
+    def which(self, program: str) -> str | None:
+        """Return the full path of a program."""
+        return shutil.which(program) or shutil.which(program, path=SYSTEM_PATH)
+
+    def environ(self) -> Mapping[str, str]:
+        """Return the environment of the shell that started the agent."""
+        return dict(os.environ)
+
+    def account(self, name: str | None = None) -> Account | None:
+        """Return a user by name, or the login user."""
+        try:
+            user = pwd.getpwuid(os.getuid()) if name is None else pwd.getpwnam(name)
+        except KeyError:
+            return None
+        groups: dict[str, int] = {}
+        for gid in os.getgrouplist(user.pw_name, user.pw_gid):
+            try:
+                groups[grp.getgrgid(gid).gr_name] = gid
+            except KeyError:  # a gid without a name is a fact of its own
+                groups["gid %d" % gid] = gid
+        return Account(user.pw_name, user.pw_uid, user.pw_gid, user.pw_dir, user.pw_shell, groups)
+
+    def resolve(self, name: str) -> list[str]:
+        """Return the addresses of a name in the resolver's order, empty if it has none."""
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_AGAIN:
+                raise Unobservable(f"{name}: the resolver does not answer") from error
+            return []
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    def limits(self) -> Mapping[str, tuple[int, int]]:
+        """Return soft and hard resource limits by name; -1: none."""
+        return {name: resource.getrlimit(number) for name, number in LIMITS.items()}
+
+    def uname(self) -> Mapping[str, str]:
+        """Return node, release, version and machine."""
+        found = os.uname()
+        return {
+            "node": found.nodename,
+            "release": found.release,
+            "version": found.version,
+            "machine": found.machine,
+        }
+
+    def now(self) -> float:
+        """Return this machine's clock, seconds since the epoch."""
+        return time.time()
+
+    def psutil(self, function: str, *args: Any) -> Any:
+        """Return what a function of psutil returns, JSON-able."""
+        psutil = loaded_psutil()
+        try:
+            return plain(getattr(psutil, function)(*args))
+        except (psutil.Error, OSError) as error:
+            raise Unobservable(f"psutil.{function}: {error}") from error
+
+    def process(self, pid: int) -> Mapping[str, Any] | None:
+        """Return what can be told of a process, None if it is gone."""
+        psutil = loaded_psutil()
+        wanted = ["pid", "name", "username", "cmdline", "create_time"]
+        try:
+            found: Mapping[str, Any] = psutil.Process(pid).as_dict(wanted)
+        except psutil.NoSuchProcess:
+            return None
+        return found
+
+    def nvml(self, function: str, *args: Any) -> Any:
+        """Return what an NVML function returns, JSON-able."""
+        nvml = self._nvml = self._nvml or initialised_nvml()
+        try:
+            if function.startswith("nvmlDevice") and args:
+                args = (nvml.nvmlDeviceGetHandleByIndex(args[0]), *args[1:])
+            return plain(getattr(nvml, function)(*args))
+        except nvml.NVMLError as error:
+            absent = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            raise (Absent if error.value in absent else Unobservable)(f"NVML: {error}") from error
+
+
+def loaded_psutil() -> Any:
+    """Return psutil, which the agent loaded before it forked.
+
+    Raises:
+        Unobservable: it could not be loaded on this node.
+    """
+    if "psutil" not in sys.modules:
+        raise Unobservable("psutil: no build of it loads on this node")
+    return sys.modules["psutil"]
+
+
+def has_nvml() -> bool:
+    """Whether the loader finds an NVML library; tried in a child, since loading may crash."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ctypes.CDLL("libnvidia-ml.so.1")
+            os._exit(0)
+        except OSError as error:
+            os._exit(1 if "cannot open shared object file" in str(error) else 0)
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status == 0
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
+def initialised_nvml() -> Any:
+    """Return pynvml, initialised.
+
+    Raises:
+        Absent: there is no NVML library.
+        Unobservable: there is one, and it does not work; the message is NVML's own.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        raise Absent("no NVML library") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        absent = error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        raise (Absent if absent else Unobservable)(f"NVML: {error}") from error
+    return pynvml
+
+
+def see(error: OSError, path: str) -> None:
+    """See that a path is only missing.
+
+    Raises:
+        Unobservable: any other reason.
+    """
+    if error.errno not in GONE:
+        raise Unobservable(f"{path}: {error.strerror}") from error
+
+
+def text(data: bytes) -> str:
+    """Return bytes of a file or a command as text."""
+    return data[:CAP].decode("utf-8", "replace")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process with its parent (PR_SET_PDEATHSIG)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def drain(process: Any, deadline: float, name: str) -> tuple[bytes, bytes]:
+    """Return what a command wrote, the first `CAP` bytes of each stream; wait for its end.
+
+    Raises:
+        Unobservable: it is past its time. It is killed, and not waited for: it may be in D state.
+    """
+    kept = {process.stdout: b"", process.stderr: b""}
+    poller = select.poll()
+    by_fd = {stream.fileno(): stream for stream in kept}
+    for fd in by_fd:
+        poller.register(fd, select.POLLIN | select.POLLHUP)
+    while by_fd or process.poll() is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            process.kill()
+            raise Unobservable(f"{name}: no answer in time")
+        for fd, _ in poller.poll(min(left, 0.01 if not by_fd else left) * 1000):
+            data = os.read(fd, 1 << 16)
+            stream = by_fd[fd]
+            kept[stream] = (kept[stream] + data)[:CAP]  # the rest is read and dropped
+            if not data:
+                poller.unregister(fd)
+                del by_fd[fd]
+    return kept[process.stdout], kept[process.stderr]
+
+
+def plain(value: Any) -> Any:
+    """Return a value of psutil or NVML as JSON would have it."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, bytes):
+        return text(value)
+    if isinstance(value, ctypes.Structure):
+        return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple, ctypes.Array)):
+        return [plain(part) for part in value]
+    return value

@@ -1,0 +1,198 @@
+"""What is sent to a node: one compressed blob of sources, and the line that starts it.
+
+The blob holds our own modules that the selected checks need. psutil and pynvml follow once the
+agent has said what machine it is (`extras`).
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import functools
+import importlib.util
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from preflight import psutil_builds
+from preflight.errors import ConfigError
+
+CORE = (
+    "preflight",
+    "preflight.api",
+    "preflight.node",
+    "preflight.node.boot",
+    "preflight.node.agent",
+    "preflight.node.psutil_loader",
+    "preflight.node.toolbox",
+)
+PSUTIL = ("psutil", "psutil._common", "psutil._ntuples", "psutil._pslinux", "psutil._psposix")
+"""What psutil imports on Linux, besides its compiled part; `_ntuples` since 7.2."""
+PYTHONS = (
+    "python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8 python3.14 python"
+)
+"""Looked for in this order where the inventory names none: `python3` is the admin's choice."""
+MINIMUM = "3.8"
+
+# Parses on Python 2.7, so that an old interpreter can hand over to a newer one, or refuse in
+# words. No single quote, backslash, newline or exclamation mark: bash, dash, csh and fish must
+# all pass it on unharmed inside single quotes. Its argv: itself, length, tag, life, python, others.
+# It reads exactly `length` bytes with os.read: a buffered reader would swallow requests behind it.
+STAGE_0 = (
+    "import sys;sys.path[:]=[p for p in sys.path if p];import os,json;"
+    "a=sys.argv;n,t=int(a[2]),a[3];o=sys.version_info<(3,8);"
+    'w=[(p,os.path.join(d,p)) for p in a[6].split() for d in os.environ.get("PATH",os.defpath)'
+    '.split(":") if os.access(os.path.join(d,p),os.X_OK)] if o else [];'
+    'w and os.execv(w[0][1],[w[0][1],"-E","-s","-S","-B","-c","import sys;exec(sys.argv[1])"]'
+    '+a[1:6]+[a[6].split(w[0][0]+" ")[-1] if w[0][0]+" " in a[6] else ""]);'
+    'o and (sys.stdout.write(chr(10)+t+json.dumps({"old":sys.version.split()[0],'
+    '"executable":sys.executable})+chr(10)),sys.stdout.flush(),os._exit(3));'
+    "import zlib;os.set_blocking(0,True);d=[];"
+    "list(iter(lambda:d.append(os.read(0,min(65536,n-sum(map(len,d)))))or d[-1],bytes()));"
+    "m=json.loads(zlib.decompress(bytes().join(d)).decode());"
+    'exec(compile(m["preflight.node.boot"],"<preflight.node.boot>","exec"),'
+    '{"__name__":"preflight.node.boot","SOURCES":m,"TAG":t,"LIFE_S":int(a[4])})'
+)
+
+
+def command(python: str | None, length: int, tag: str, life_s: int, become: str | None) -> str:
+    """Return the line that starts the agent, for whatever login shell the node has.
+
+    Args:
+        python: the interpreter that the inventory names, None to look for one.
+        length: bytes of the blob that follows on standard input.
+        tag: the run's tag.
+        life_s: seconds after which an agent that lost its controller ends.
+        become: `sudo`, or None.
+
+    Raises:
+        ConfigError: no shell could be given this path of an interpreter.
+    """
+    names, others = (python, "") if python else (PYTHONS, PYTHONS.split(" ", 1)[1])
+    listed = '"$5"' if python else "$5"
+    script = (
+        f"t=$3; for p in {listed}; do "
+        'command -v "$p" >/dev/null 2>&1 && '
+        'exec "$p" -E -s -S -B -c "import sys;exec(sys.argv[1])" "$@"; done; '
+        'echo; echo "$t{}"; exit 3'
+    )
+    words = (STAGE_0, str(length), tag, str(life_s), names, others)
+    line = f"sh -c {quote(script)} sh {' '.join(quote(word) for word in words)}"
+    return f"sudo -n -- {line}" if become else f"exec {line}"
+
+
+def quote(word: str) -> str:
+    """Return a word that sh, bash, csh, tcsh and fish all read as itself.
+
+    Raises:
+        ConfigError: there is no such spelling.
+    """
+    if set(word) & set("'\\!\n"):
+        raise ConfigError(f"ssh.python: {word!r} cannot be passed to every login shell")
+    return f"'{word}'"
+
+
+def source(module: str) -> str:
+    """Return the source text of a module of ours, psutil or pynvml, without importing it."""
+    if module.split(".")[0] == "psutil":
+        return (psutil_folder() / f"{module.partition('.')[2] or '__init__'}.py").read_text()
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise LookupError(module)
+    return Path(spec.origin).read_text()
+
+
+def psutil_folder() -> Path:
+    """Return where the controller's psutil is."""
+    spec = importlib.util.find_spec("psutil")
+    if spec is None or spec.origin is None:
+        raise LookupError("psutil")
+    return Path(spec.origin).parent
+
+
+def imports(text: str) -> set[str]:
+    """Return the modules of `preflight.node` that a source imports."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("preflight.node.") and is_module(name)}
+
+
+def is_module(name: str) -> bool:
+    """Whether a dotted name is one of our modules, and not a name inside one."""
+    return (Path(__file__).parent / f"{name.split('.', 1)[1].replace('.', '/')}.py").exists()
+
+
+def calls(texts: Iterable[str], method: str) -> bool:
+    """Whether any of the sources calls a method of this name, such as `psutil`."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == method
+        for text in texts
+        for node in ast.walk(ast.parse(text))
+    )
+
+
+class Payload:
+    """All that goes to the nodes in one run; the same for every node.
+
+    Args:
+        checks: source texts of the selected check files by module name.
+        modules: further modules of `preflight.node` that will be called.
+    """
+
+    def __init__(self, checks: Mapping[str, str], modules: Iterable[str] = ()) -> None:
+        sources = dict(checks)
+        todo = [*CORE, *modules, *(name for text in checks.values() for name in imports(text))]
+        while todo:
+            name = todo.pop()
+            if name not in sources:
+                sources[name] = source(name)
+                todo += imports(sources[name])
+        probes = [text for name, text in sources.items() if name not in CORE]
+        self.wants_psutil = calls(probes, "psutil") or calls(probes, "process")
+        self.wants_nvml = calls(probes, "nvml")
+        self.blob = zlib.compress(json.dumps(sources).encode(), 9)
+
+    def extras(self, hello: Mapping[str, Any]) -> tuple[dict[str, str], str | None] | None:
+        """Return what else this node needs: sources, and psutil's compiled part in base64.
+
+        None when it needs nothing.
+        """
+        sources: dict[str, str] = {}
+        library = None
+        if self.wants_psutil and hello.get("system") == "linux":
+            machine, libc = str(hello.get("machine")), str(hello.get("libc"))
+            sources |= psutil_sources()
+            library = psutil_library(machine, libc)
+        if self.wants_nvml and hello.get("nvml"):
+            sources["pynvml"] = pynvml_source()
+        return (sources, library) if sources else None
+
+
+@functools.cache
+def psutil_sources() -> dict[str, str]:
+    """Return psutil's Python files by module name."""
+    return {name: source(name) for name in PSUTIL if psutil_has(name)}
+
+
+def psutil_has(name: str) -> bool:
+    """Whether this version of psutil has such a module."""
+    return (psutil_folder() / f"{name.partition('.')[2] or '__init__'}.py").exists()
+
+
+@functools.cache
+def pynvml_source() -> str:
+    """Return pynvml, which nvidia-ml-py provides."""
+    return source("pynvml")
+
+
+@functools.cache
+def psutil_library(machine: str, libc: str) -> str | None:
+    """Return psutil's compiled part for such a machine as base64, None if there is none."""
+    data = psutil_builds.find(machine, libc)
+    return None if data is None else base64.b64encode(data).decode("ascii")

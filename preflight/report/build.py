@@ -1,0 +1,172 @@
+"""From evidence to a finished report: judge, find causes, apply waivers, say the verdict. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from preflight import __version__, causes
+from preflight.api import FAIL, SKIP, UNKNOWN, WARN, Want
+from preflight.catalog import Catalog, Loaded
+from preflight.inventory import Waiver
+from preflight.judge import Cell, Evidence, judge
+from preflight.report import model
+
+EXIT_CODES = {"ready": 0, "not_ready": 1, "undetermined": 3}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the grid becomes a verdict."""
+
+    require: frozenset[str] = frozenset()
+    """Checks that must say something: where one is skipped or unknown, nothing is ready."""
+    fail_on_warn: bool = False
+    today: dt.date = dt.date.max
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run found, or a report kept."""
+
+    run: model.Run
+    evidence: Evidence
+    addresses: Mapping[str, str]
+    node_seconds: Mapping[str, float]
+
+
+def build(
+    checks: Sequence[Loaded],
+    facts: Facts,
+    want: Want,
+    skips: Mapping[str, str],
+    waivers: Sequence[Waiver],
+    policy: Policy,
+) -> model.Report:
+    """Return the report of a run."""
+    cells = judge(checks, facts.evidence, want, skips)
+    results = [result(cell, waiver_of(cell, waivers, policy.today)) for cell in cells]
+    by_node = {n: [r for r in results if r.node == n] for n in want.nodes}
+    nodes = [
+        model.NodeModel(
+            name=name,
+            address=facts.addresses.get(name, ""),
+            verdict=verdict(rows, policy),
+            seconds=facts.node_seconds.get(name, 0.0),
+            coverage=coverage(rows),
+        )
+        for name, rows in by_node.items()
+    ]
+    return model.Report(
+        tool=model.Tool(name="preflight", version=__version__),
+        run=facts.run,
+        verdict=overall([node.verdict for node in nodes]),
+        want=model.WantModel(
+            launch=want.launch,
+            expect=want.expect,
+            waivers=[waiver.model_dump(mode="json", exclude_none=True) for waiver in waivers],
+        ),
+        nodes=nodes,
+        checks=[
+            model.CheckModel(id=one.id, claim=one.manual.claim, level=level(one)) for one in checks
+        ],
+        results=results,
+        causes=[cause(found) for found in causes.find(cells)],
+        facts={key: {n: dict(f) for n, f in by.items()} for key, by in facts.evidence.items()},
+    )
+
+
+def level(one: Loaded) -> Any:
+    """Return a check's level; the catalogue has seen that it is one of the three."""
+    return one.check.level
+
+
+def result(cell: Cell, waiver: Waiver | None) -> model.Result:
+    """Return a cell as the report has it."""
+    said = cell.verdict
+    trouble = said.status in (FAIL, WARN)
+    fix = said.fix or (cell.check.manual.fix.replace("\n", " ") if trouble else None)
+    return model.Result(
+        check=cell.check.id,
+        node=cell.node,
+        status=said.status,  # type: ignore[arg-type] # judge.checked has seen that it is one
+        summary=said.summary,
+        observed=said.observed,
+        expected=said.expected,
+        details=list(said.details),
+        fix=fix,
+        reproduce=said.reproduce,
+        waived=None
+        if waiver is None
+        else model.Waived(until=waiver.until, owner=waiver.owner, reason=waiver.reason),
+    )
+
+
+def waiver_of(cell: Cell, waivers: Iterable[Waiver], today: dt.date) -> Waiver | None:
+    """Return the waiver of a failing cell that is still in force."""
+    for waiver in waivers:
+        right = waiver.check == cell.check.id and waiver.node in (None, cell.node)
+        if right and cell.failed and waiver.until >= today:
+            return waiver
+    return None
+
+
+def coverage(rows: Sequence[model.Result]) -> model.Coverage:
+    """Return how many checks said something, and how many were skipped."""
+    skipped = sum(row.status == SKIP for row in rows)
+    return model.Coverage(ran=len(rows) - skipped, skipped=skipped)
+
+
+def verdict(rows: Sequence[model.Result], policy: Policy) -> model.RunVerdict:
+    """Return one node's verdict. A node of which nothing was told is undetermined."""
+    counted = [row for row in rows if not row.waived]
+    bad = {FAIL, WARN} if policy.fail_on_warn else {FAIL}
+    if any(row.status in bad for row in counted):
+        return "not_ready"
+    missing = any(row.check in policy.require and row.status == SKIP for row in rows)
+    # Reaching a node is no judgement of it.
+    told = any(row.status != SKIP and not row.check.startswith("access.") for row in rows)
+    if missing or not told or any(row.status == UNKNOWN for row in rows):
+        return "undetermined"
+    return "ready"
+
+
+def overall(verdicts: Sequence[model.RunVerdict]) -> model.RunVerdict:
+    """Return the verdict of all nodes together."""
+    for gravest in ("not_ready", "undetermined"):
+        if gravest in verdicts:
+            return gravest  # type: ignore[return-value] # one of the literals
+    return "ready"
+
+
+def cause(found: causes.Cause) -> model.Cause:
+    """Return a cause as the report has it."""
+    return model.Cause(
+        kind=found.kind,  # type: ignore[arg-type] # a verdict's scope
+        nodes=found.nodes,
+        check=found.check.id,
+        summary=found.summary,
+        explains=[model.Explained(check=c.check.id, node=c.node) for c in found.explains],
+        fix=found.fix,
+    )
+
+
+def again(
+    report: model.Report, catalog: Catalog, want: Want, waivers: Sequence[Waiver], policy: Policy
+) -> model.Report:
+    """Return a report judged anew from its facts; checks that are no longer known are left out."""
+    checks = [catalog[one.id] for one in report.checks if one.id in catalog]
+    skips = {
+        one.id: next(r.summary for r in report.results if r.check == one.id)
+        for one in checks
+        if one.evidence not in report.facts
+    }
+    facts = Facts(
+        run=report.run,
+        evidence=report.facts,
+        addresses={node.name: node.address for node in report.nodes},
+        node_seconds={node.name: node.seconds for node in report.nodes},
+    )
+    return build(checks, facts, want, skips, waivers, policy)

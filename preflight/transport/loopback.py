@@ -1,0 +1,104 @@
+"""This machine as a node, without SSH: `transport: local`."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import subprocess
+import tempfile
+from typing import IO
+
+from preflight.errors import TransportError
+from preflight.inventory import NodeSpec
+from preflight.transport import Connection, LoginFacts, Stream
+
+STDERR_TAIL = 2048
+
+
+class LocalStream:
+    """One command of this machine; `preflight.transport.Stream` is its contract."""
+
+    def __init__(self, command: str) -> None:
+        # A file and not a pipe: nobody reads it while the command runs, and it must not block.
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,  # Ctrl-C is the controller's; the agent ends with its stdin
+        )
+
+    def send(self, data: bytes) -> None:
+        """Send all of it."""
+        stdin = self._process.stdin
+        try:
+            if stdin is None or stdin.closed:
+                raise BrokenPipeError
+            stdin.write(data)
+            stdin.flush()
+        except OSError as error:
+            raise TransportError("lost", "the agent on this machine has ended") from error
+
+    def recv(self, size: int) -> bytes:
+        """Return some bytes of its standard output."""
+        return os.read(self._process.stdout.fileno(), size) if self._process.stdout else b""
+
+    def stderr_tail(self) -> str:
+        """Return the last it wrote to standard error."""
+        end = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), STDERR_TAIL, max(0, end - STDERR_TAIL))
+        return tail.decode("utf-8", "replace")
+
+    def close_stdin(self) -> None:
+        """End its standard input."""
+        stdin = self._process.stdin
+        try:
+            if stdin:
+                stdin.close()
+        except OSError:  # the agent is gone already
+            pass
+
+    def close(self) -> None:
+        """End it: politely by its stdin, then by force."""
+        self.close_stdin()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(2)
+
+
+class LocalConnection:
+    """This machine, already logged in."""
+
+    def __init__(self) -> None:
+        self.facts = LoginFacts(
+            address="local",
+            user=getpass.getuser(),
+            server="",
+            host_key="",
+            auth="none",
+            connect_s=0.0,
+            login_s=0.0,
+        )
+        self._streams: list[LocalStream] = []
+
+    def execute(self, command: str) -> Stream:
+        """Start a command."""
+        self._streams.append(LocalStream(command))
+        return self._streams[-1]
+
+    def close(self) -> None:
+        """End what was started."""
+        for stream in self._streams:
+            stream.close()
+
+
+class LocalTransport:
+    """Connects to this machine."""
+
+    def connect(self, spec: NodeSpec) -> Connection:  # noqa: ARG002 - every transport's signature
+        """Return a connection; it cannot fail."""
+        return LocalConnection()
