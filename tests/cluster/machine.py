@@ -44,7 +44,7 @@ mount -t sysfs sysfs sys
 mount -t overlay -o lowerdir=sys/class,upperdir=/mnt/class,workdir=/mnt/class.work overlay sys/class
 mount --bind /dev dev
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts dev/pts
-mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs dev/shm
+mount -t tmpfs -o mode=1777,nosuid,nodev,size=8g tmpfs dev/shm
 mount -t tmpfs -o mode=755,nosuid,nodev tmpfs run
 mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs tmp
 mkdir run/sshd run/lock
@@ -145,7 +145,8 @@ class Machine:
             os.kill(self.pid, signal.SIGKILL)  # the one that started it reaps it, and ends
         else:
             self._outer.kill()
-        self._outer.communicate(timeout=BOOT_LIMIT_S)
+        for outer in (self._outer, *(daemon.outer for daemon in self._bed.values() if daemon)):
+            outer.communicate(timeout=BOOT_LIMIT_S)
         self._outer, self.pid = None, 0
 
     def path(self, path: str) -> Path:

@@ -1,0 +1,107 @@
+"""Faults of the network: what a switch, a firewall or a stray process does to a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from tests.cluster.machine import execute
+from tests.cluster.nodes import ALIAS, BRIDGE, PORT, SUBNET, Nodes
+
+PYTHON = "/usr/bin/python3"
+
+Refusal = Literal["tcp reset", "admin-prohibited", "host-unreachable", "port-unreachable"]
+
+# Says `ready` once it listens; answers nobody.
+LISTENER = """
+import signal, socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=128)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+class NetworkFaults(Nodes):
+    """What can be put into the network."""
+
+    def mtu(self, node: str, value: int, device: str = "eth0") -> None:
+        """Set a device's MTU on the node alone, if it is a bridge with its ports."""
+        ports = self.machines[node].path(f"/sys/class/net/{device}").glob("brif/*")
+        for name in (*(port.name for port in ports), device):
+            old = self.run(node, "cat", f"/sys/class/net/{name}/mtu").strip()
+            self._undo(self.run, node, "ip", "link", "set", name, "mtu", old)
+            self.run(node, "ip", "link", "set", name, "mtu", str(value))
+
+    def switch_mtu(self, value: int) -> None:
+        """Set the MTU of the bridge and all its ports."""
+        ports = [BRIDGE, *(f"{PORT}{number}" for number in range(1, len(self.names) + 1))]
+        for port in ports:
+            old = Path(f"/sys/class/net/{port}/mtu").read_text().strip()
+            self._undo(execute, "ip", "link", "set", port, "mtu", old)
+            execute("ip", "link", "set", port, "mtu", str(value))
+
+    def drop(
+        self,
+        node: str,
+        port: int | str,
+        direction: Literal["input", "output"] = "input",
+        source: str | None = None,
+    ) -> None:
+        """Lose new TCP connections and all UDP datagrams to a port or a range such as `1-99`."""
+        self._filter(node, port, direction, source, "drop", "drop")
+
+    def reject(
+        self,
+        node: str,
+        port: int | str,
+        with_: Refusal = "admin-prohibited",
+        source: str | None = None,
+    ) -> None:
+        """Refuse new TCP connections and all UDP datagrams to a port or a range of ports."""
+        icmp = "port-unreachable" if with_ == "tcp reset" else with_
+        udp = f"reject with icmp type {icmp}"
+        self._filter(
+            node, port, "input", source, "reject with tcp reset" if icmp != with_ else udp, udp
+        )
+
+    def _filter(
+        self, node: str, port: int | str, hook: str, source: str | None, tcp: str, udp: str
+    ) -> None:
+        table = f"fault{next(self._numbers)}"
+        origin = self.machines[source].address if source in self.machines else source
+        match = f"ip saddr {origin} " if origin else ""
+        rules = f"""table ip {table} {{ chain faults {{
+            type filter hook {hook} priority 0
+            {match}tcp dport {port} tcp flags & (fin | syn | rst | ack) == syn {tcp}
+            {match}udp dport {port} {udp}
+            }}
+        }}"""
+        self.machines[node].run("nft", "-f", "-", stdin=rules)
+        self._undo(self.run, node, "nft", "delete", "table", "ip", table)
+
+    def drop_ssh(self, node: str) -> None:
+        """Filter the SSH port: a connection gets no answer."""
+        self.drop(node, 22)
+
+    def unplug(self, node: str) -> None:
+        """Take the node off the switch, as by its cable: what is open stays silent."""
+        port = f"{PORT}{self.names.index(node) + 1}"
+        self._undo(execute, "ip", "link", "set", port, "up")
+        execute("ip", "link", "set", port, "down")
+
+    def hold_port(
+        self, node: str, port: int = 29500, user: str = "alice", address: str = "0.0.0.0"
+    ) -> int:
+        """Let a process of a user listen on a port, and return its pid on the node."""
+        machine = self.machines[node]
+        argv = [PYTHON, "-c", LISTENER, address, str(port)]
+        pid = machine.start(*argv, as_user=user, says="ready")
+        self._undo(machine.end, pid)
+        return pid
+
+    def second_address(self, node: str) -> str:
+        """Give the node a second address, whose host key is known too, and return it."""
+        address = f"{SUBNET}.{ALIAS + self.names.index(node) + 1}"
+        self.run(node, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
+        self._undo(self.run, node, "ip", "addr", "del", f"{address}/24", "dev", "eth0")
+        return address
