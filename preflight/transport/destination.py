@@ -86,9 +86,9 @@ class _Route:
     def _hop(self, text: str, depth: int) -> tuple[Destination, Settings]:
         match = _JUMP.fullmatch(text.strip())
         if match is None:
-            raise ConfigError(f"ssh.jump: {text!r} is not [user@]host[:port]")
+            raise ConfigError(f"jump host {text!r} is not [user@]host[:port]")
         if depth > MAX_HOPS:
-            raise ConfigError(f"ssh.jump: more than {MAX_HOPS} jump hosts, the last is {text!r}")
+            raise ConfigError(f"more than {MAX_HOPS} jump hosts in a row, the last is {text!r}")
         user, host, port = match.groups()
         host = host.strip("[]")
         found = self._config.lookup(host, user)

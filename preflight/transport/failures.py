@@ -65,7 +65,7 @@ def refused(
     if not tried and problems:
         first = problems[0]
         return TransportError(first.kind, f"{there.address}: {first.message}", first.hint)
-    who = f"{there.address}: {printable(there.user)!r} is refused"
+    who = f"{there.address}: {there.user!r} is refused"
     parts = [f"tried {', '.join(tried)}" if tried else "there is no key to try"]
     parts += [problem.message for problem in problems]
     if allowed:

@@ -58,7 +58,7 @@ def key_problem(path: Path, error: OSError | ValueError | None) -> TransportErro
     if isinstance(error, OSError):
         reason = (error.strerror or "").lower()
         return TransportError("key unreadable", f"key {name} cannot be read: {reason}")
-    return TransportError("not a private key", f"{name} is not a private key that ssh can use")
+    return TransportError("not a private key", f"key {name} is not a private key that ssh can use")
 
 
 class _Offers:

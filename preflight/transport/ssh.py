@@ -478,9 +478,11 @@ def _see_key(spec: NodeSpec) -> None:
     if spec.ssh.key is None:
         return
     path = spec.ssh.key.expanduser()
+    problem: OSError | ValueError | None = None
     try:
         file = read_key(path)
+        if file.private or file.public:
+            return
     except (OSError, ValueError) as error:
-        raise ConfigError(f"ssh.key: {key_problem(path, error).message}") from error
-    if not file.private and not file.public:
-        raise ConfigError(f"ssh.key: {key_problem(path, None).message}")
+        problem = error
+    raise ConfigError(f"ssh.{key_problem(path, problem).message.replace(' ', ': ', 1)}")
