@@ -270,7 +270,7 @@ class Machine:
                     found[int(entry.name)] = line or f"[{(entry / 'comm').read_text().strip()}]"
         return found
 
-    def kill(self, pids: Iterator[int] | Sequence[int]) -> None:
+    def kill(self, pids: Sequence[int]) -> None:
         """Kill processes in it; those that are gone already do not matter."""
         for pid in pids:
             with contextlib.suppress(ChildProcessError):

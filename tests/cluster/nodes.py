@@ -145,10 +145,12 @@ class Nodes:
 
     def restore(self) -> None:
         """Undo all faults, kill what a test left in the nodes, forget the controller's home."""
-        self._faults.close()
-        for machine in self.machines.values():
-            machine.kill([*machine.processes()])
-        shutil.rmtree(self.tmp_path / "home", ignore_errors=True)
+        try:
+            self._faults.close()
+        finally:
+            for machine in self.machines.values():
+                machine.kill([*machine.processes()])
+            shutil.rmtree(self.tmp_path / "home", ignore_errors=True)
 
     def run(self, node: str, *argv: str, as_user: str | None = None, timeout: float = 20) -> str:
         """Run a command on a node as root or another user; return its standard output."""

@@ -69,10 +69,19 @@ def test_inventory_merges_mappings(bed: Testbed) -> None:
     }
 
 
-def test_preflight_runs_without_this_environment(bed: Testbed) -> None:
-    with bed.start("--help") as process:
-        process.communicate(timeout=60)
-    assert sorted(bed.environment()) == ["HOME", "LANG", "PATH"]
+def test_preflight_runs_in_a_home_of_its_own(bed: Testbed) -> None:
+    done = bed.preflight("--help")
+    assert (done.stdout[:6], done.stderr, done.returncode) == ("Usage:", "", 0)
+    assert bed.environment() == {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(bed.tmp_path / "home"),
+        "LANG": "C.UTF-8",
+    }
+
+
+def test_a_run_without_report_says_why(bed: Testbed) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no report, exit code 2: "):
+        bed.report("nonsense")
 
 
 def test_survivors_and_files_show_what_is_left(bed: Testbed) -> None:
@@ -321,11 +330,13 @@ def test_shared_directory(bed: Testbed) -> None:
     assert (shared / "greeting").read_text() == "hello\n"
     mounted = ["findmnt", "-no", "FSTYPE,SOURCE", "/data"]
     assert bed.run("tb3", *mounted).split() == ["fuse.nfs4", "10.78.0.4:/export"]
+    bed.fuse_mount("tb3", "/home2", source="10.78.0.4:/home")
+    assert bed.run("tb3", "ls", "/home2") == ""
     bed.unmount("tb3", "/data")
     assert bed.run("tb3", "ls", "/data") == ""
     bed.restore()
     for node in bed.names:
-        assert bed.run(node, "sh", "-c", "findmnt /data; ls -d /da*; true") == ""
+        assert bed.run(node, "sh", "-c", "findmnt /data; ls -d /da* /home2; true") == ""
 
 
 def test_modes_of_a_mount(bed: Testbed) -> None:
@@ -340,7 +351,7 @@ def test_modes_of_a_mount(bed: Testbed) -> None:
     with bed.popen("tb1", "stat", "-f", "/data") as hung:
         with pytest.raises(subprocess.TimeoutExpired):
             hung.wait(timeout=0.3)
-        bed.restore()
+        bed.fuse_mode("tb1", "ok")
         assert hung.wait(timeout=10) == 0
 
 
