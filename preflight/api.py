@@ -364,16 +364,13 @@ def same_everywhere(
         return differ(kinds, written, say, more)
     right = expected if expected is not None else json.loads(good)
     count = len(kinds.get(good, ()))
-    others = (
-        "the %d others have" % count
-        if len(values) == count + 1
-        else ("%d of %d nodes have" % (count, len(values)))
-    )
+    beside = "expected"
+    if expected is None:
+        rest = len(values) - count
+        beside = f"the {count} others have" if rest == 1 else f"{count} of {len(values)} nodes have"
     verdicts = {}
     for kind, nodes in kinds.items():
-        beside = "expected" if expected is not None else others
-        shown = "none" if right is None else show(right)
-        wrong = f"{written[kind]}, {beside} {shown}"
+        wrong = f"{written[kind]}, {beside} {'none' if right is None else show(right)}"
         for node in nodes:
             verdicts[node] = (
                 ok(written[kind], observed=values[node])
@@ -408,4 +405,4 @@ def differ(
 def some(names: Sequence[str], most: int = 4) -> str:
     """Return a list of names for people, cut short where it is long."""
     shown = ", ".join(names[:most])
-    return shown if len(names) <= most else "%s and %d more" % (shown, len(names) - most)
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import graphlib
 import importlib.metadata
 import importlib.util
 import re
@@ -164,7 +165,20 @@ def load(dirs: Sequence[Path] = ()) -> Catalog:
             if claimed.setdefault(expect.key, one) is not one:
                 other = claimed[expect.key].path
                 raise ConfigError(f"{one.path}: expect.{expect.key} is claimed by {other} too")
+    see_no_circle(found)
     return Catalog(found.values())
+
+
+def see_no_circle(found: Mapping[str, Loaded]) -> None:
+    """Raise a ConfigError where checks explain each other in a circle: no cause would be left."""
+    explained: dict[str, set[str]] = {i: set(one.check.explains) for i, one in found.items()}
+    graph = graphlib.TopologicalSorter(explained)
+    try:
+        graph.prepare()
+    except graphlib.CycleError as error:
+        circle = " -> ".join(error.args[1])
+        path = found[next(i for i in error.args[1] if i in found)].path
+        raise ConfigError(f"{path}: checks explain each other in a circle: {circle}") from error
 
 
 def plugin_folders() -> Iterator[Path]:

@@ -70,19 +70,10 @@ def about(cell: Cell) -> set[str]:
 
 
 def origin(cell: Cell, failing: Sequence[Cell], roots: Sequence[Cell]) -> Cell:
-    """Return the unexplained cell at the end of the chain; chains may pass through others.
-
-    A circle of checks that explain each other has no such end: its first cell stands for it.
-    """
-    seen = [cell]
-    for current in seen:
-        for other in failing:
-            if explains(other, current):
-                if other in roots:
-                    return other
-                if other not in seen:
-                    seen.append(other)
-    return roots[0]
+    """Return the unexplained cell at the start of the chain; the catalogue admits no circles."""
+    while cell not in roots:
+        cell = next(other for other in failing if explains(other, cell))
+    return cell
 
 
 def merged(roots: Iterable[Cell]) -> list[Cause]:

@@ -75,22 +75,25 @@ def judge_check(
             values[node] = fact["value"]
         else:
             verdicts[node] = of_problem(one, (fact or {}).get("problem"))
-    try:
-        if one.check.compare:
-            found = dict(one.check.compare(values, want)) if values else {}
-        elif one.check.judge:
-            found = {node: one.check.judge(value, want) for node, value in values.items()}
-        else:
-            found = {}
-    except Exception as error:  # noqa: BLE001 - a judge that crashes is a row, not the end of the run
-        found = dict.fromkeys(values, crashed(one, error))
+    compare = one.check.compare
+    if one.check.judge:
+        found = {n: guarded(one, one.check.judge, value, want) for n, value in values.items()}
+    elif compare and values:
+        compared = guarded(one, lambda f, w: dict(compare(f, w)), values, want)
+        crash = isinstance(compared, Verdict)
+        found = dict.fromkeys(values, compared) if crash else compared
+    else:
+        found = {}
     return verdicts | {node: checked(one, found.get(node)) for node in values}
 
 
-def crashed(one: Loaded, error: Exception) -> Verdict:
-    """Return the verdict of a judge that raised."""
-    trace = tuple(traceback.format_exception(error))
-    return unknown(f"bug in check {one.id}: {type(error).__name__}: {error}", details=trace)
+def guarded(one: Loaded, function: Any, facts: Any, want: Want) -> Any:
+    """Return what a judge says, or the verdict that it crashed."""
+    try:
+        return function(facts, want)
+    except Exception as error:  # noqa: BLE001 - a judge that crashes is a row, not the end of the run
+        trace = tuple(traceback.format_exception(error))
+        return unknown(f"bug in check {one.id}: {type(error).__name__}: {error}", details=trace)
 
 
 def checked(one: Loaded, verdict: Any) -> Verdict:

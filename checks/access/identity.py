@@ -1,9 +1,12 @@
 """Every name of the inventory is a machine of its own.
 
-Why: two names for one machine put two sets of ranks on the same GPUs: NCCL then stops with "Duplicate GPU detected", or both jobs starve.
-Facts: boot_id and netns (network namespace), which two names share only when they are one machine; hostname; server_address.
+Why: two names for one machine put two sets of ranks on the same GPUs: NCCL then stops with
+    "Duplicate GPU detected", or both sets starve each other.
+Facts: boot_id and netns (network namespace), which two names share only when they are one machine;
+    hostname; server_address.
 Source: /proc/sys/kernel/random/boot_id, /proc/self/ns/net, $SSH_CONNECTION.
-Fix: take one of the two names out of the inventory, or mend the DNS or /etc/hosts entry that points to the wrong machine.
+Fix: take one of the two names out of the inventory, or mend the DNS or /etc/hosts entry that
+    points to the wrong machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The node has a Python that runs our agent, and psutil loads in it.
 
 Why: probes run in the node's own Python >= 3.8; those that need psutil get it sent along.
-Facts: reached, hello (python, executable, machine, libc), psutil: sent, site-packages, or none and why.
+Facts: reached, hello (python, executable, machine, libc), psutil: sent, site-packages, or none
+    and why.
 Source: the agent's first frame.
 Fix: install Python 3.8 or newer, or name one in the inventory under ssh.python.
 """

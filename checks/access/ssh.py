@@ -1,7 +1,9 @@
 """Every node can be logged in to, and runs our agent.
 
 Why: what cannot be reached cannot be judged, and a launcher that logs in would stop here too.
-Facts: reached; address, user, server, host_key, auth, connect_s, login_s as far as the login came; kind, message and hint when it failed; noise: what start files printed; hello: the agent's own words.
+Facts: reached; address, user, server, host_key, auth, connect_s, login_s as far as the login came;
+    kind, message and hint when it failed; noise: what start files printed; hello: the agent's own
+    words.
 Source: the SSH connection of this run.
 Fix: log in by hand with the same user and key, and mend what it says.
 """

@@ -121,7 +121,7 @@ def found(plan: Plan, outcome: Outcome) -> build.Facts:
         id=outcome.run_id,
         started_at=outcome.started_at,
         seconds=outcome.seconds,
-        level=plan.level,  # type: ignore[arg-type] # click admits only the three
+        level=plan.level,
         inventory=plan.cluster.source,
         cluster=plan.cluster.name,
     )

@@ -91,7 +91,7 @@ def result(cell: Cell, waiver: Waiver | None) -> model.Result:
     return model.Result(
         check=cell.check.id,
         node=cell.node,
-        status=said.status,  # type: ignore[arg-type] # judge.checked has seen that it is one
+        status=said.status,
         summary=said.summary,
         observed=said.observed,
         expected=said.expected,
@@ -137,14 +137,14 @@ def overall(verdicts: Sequence[model.RunVerdict]) -> model.RunVerdict:
     """Return the verdict of all nodes together."""
     for gravest in ("not_ready", "undetermined"):
         if gravest in verdicts:
-            return gravest  # type: ignore[return-value] # one of the literals
+            return gravest
     return "ready"
 
 
 def cause(found: causes.Cause) -> model.Cause:
     """Return a cause as the report has it."""
     return model.Cause(
-        kind=found.kind,  # type: ignore[arg-type] # a verdict's scope
+        kind=found.kind,
         nodes=found.nodes,
         check=found.check.id,
         summary=found.summary,

@@ -1,0 +1,28 @@
+# Everything that is needed is set up by these targets: a venv of their own, and on Debian or
+# Ubuntu, when root, the packages of tests/packages.txt.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+.PHONY: test check packages clean
+
+test: packages $(VENV)/ready
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: packages $(VENV)/ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/vermin -q -t=3.8- --no-tips --violations --eval-annotations-off preflight/__init__.py preflight/api.py preflight/node checks
+
+packages:
+	@sh tests/packages.sh
+
+$(VENV)/ready: pyproject.toml
+	@python=$$(sh tests/python.sh) && echo "venv from $$python" && $$python -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,7 @@
+#!/bin/sh
+# Prints the first Python >= 3.10 on PATH.
+for python in python3 python3.13 python3.12 python3.11 python3.10; do
+    "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && exec echo "$python"
+done
+echo "no Python >= 3.10 with venv on PATH; preflight needs one on the controller" >&2
+exit 1

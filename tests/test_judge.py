@@ -1,0 +1,115 @@
+"""No evidence is never a pass, and one broken check or node is a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preflight import catalog
+from preflight.api import Want
+from preflight.catalog import Loaded
+from preflight.judge import judge, judge_check, worst
+from tests.checks_made import made, simple
+
+WANT = Want(nodes=["a", "b"])
+THERE = {"a", "b"}
+
+
+def said(one: Loaded, facts: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    found = judge_check(one, {"a": facts.get("a"), "b": facts.get("b")}, WANT, THERE)
+    return {node: (v.status, v.summary) for node, v in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("fact", "expected"),
+    [
+        ({"value": ["pass", "fine"]}, ("pass", "fine")),
+        (None, ("unknown", "the check gave no facts for this node")),
+        ({}, ("unknown", "the check gave no facts for this node")),
+        ({"problem": {"kind": "timeout", "message": "no answer in 10 s"}},
+         ("unknown", "no answer in 10 s")),
+        ({"problem": {"kind": "unobservable", "message": "ip: denied"}}, ("unknown", "ip: denied")),
+        ({"problem": {"kind": "needs_root", "message": "needs root"}}, ("skip", "needs root")),
+        ({"problem": {"kind": "bug", "message": "KeyError: 'x'", "traceback": "T"}},
+         ("unknown", "bug in check site.one: KeyError: 'x'")),
+        ({"value": ["pass", ""]}, ("unknown", "bug in check site.one: no verdict for this node")),
+        ({"value": ["good", "x"]}, ("unknown", "bug in check site.one: no verdict for this node")),
+        ({"value": 5}, ("unknown", "bug in check site.one: TypeError: cannot unpack")),
+    ],
+)  # fmt: skip
+def test_one_fact(tmp_path: Path, fact: Any, expected: tuple[str, str]) -> None:
+    one = simple(tmp_path, "site.one")
+    status, summary = said(one, {"a": fact})["a"]
+    assert status == expected[0]
+    assert summary.startswith(expected[1])
+
+
+def test_a_judge_that_crashes_on_one_node_costs_only_that_node(tmp_path: Path) -> None:
+    found = said(
+        simple(tmp_path, "site.one"), {"a": {"value": 5}, "b": {"value": ["pass", "fine"]}}
+    )
+    assert found["a"][0] == "unknown"
+    assert found["b"] == ("pass", "fine")
+
+
+COMPARE = """
+def probe(node):
+    return 1
+
+
+def compare(facts, want):
+    return {body}
+
+
+CHECK = Check(probe=probe, compare=compare)
+"""
+
+
+def test_compare_is_given_only_nodes_with_values(tmp_path: Path) -> None:
+    one = made(
+        tmp_path, "site.one", COMPARE.format(body="{n: ok(str(sorted(facts))) for n in facts}")
+    )
+    found = said(one, {"a": {"value": 1}, "b": {"problem": {"kind": "timeout", "message": "late"}}})
+    assert found == {"a": ("pass", "['a']"), "b": ("unknown", "late")}
+
+
+def test_compare_that_forgets_a_node(tmp_path: Path) -> None:
+    one = made(tmp_path, "site.one", COMPARE.format(body="{'a': ok('fine'), 'z': ok('who?')}"))
+    found = said(one, {"a": {"value": 1}, "b": {"value": 1}})
+    assert found == {
+        "a": ("pass", "fine"),
+        "b": ("unknown", "bug in check site.one: no verdict for this node, but None"),
+    }
+
+
+def test_compare_that_crashes(tmp_path: Path) -> None:
+    one = made(tmp_path, "site.one", COMPARE.format(body="1 / 0"))
+    found = said(one, {"a": {"value": 1}, "b": {"value": 1}})
+    assert set(found.values()) == {
+        ("unknown", "bug in check site.one: ZeroDivisionError: division by zero")
+    }
+
+
+def test_nodes_not_reached_and_skipped_checks(tmp_path: Path) -> None:
+    one, two = simple(tmp_path, "site.one"), simple(tmp_path, "site.two")
+    ssh = catalog.load()["access.ssh"]
+    evidence: dict[str, dict[str, Any]] = {
+        "access.ssh": {
+            "a": {"value": {"reached": True, "user": "u", "address": "a:22"}},
+            "b": {"value": {"reached": False, "kind": "refused", "message": "no", "hint": ""}},
+        },
+        one.evidence: {"a": {"value": ["pass", "fine"]}},
+    }
+    cells = judge([ssh, one, two], evidence, WANT, {"site.two": "not here"})
+    assert [(c.check.id, c.node, c.verdict.status, c.verdict.summary) for c in cells] == [
+        ("access.ssh", "a", "pass", "logged in as u to a:22"),
+        ("access.ssh", "b", "fail", "no"),
+        ("site.one", "a", "pass", "fine"),
+        ("site.one", "b", "skip", "not reached"),
+        ("site.two", "a", "skip", "not here"),
+        ("site.two", "b", "skip", "not here"),
+    ]
+    assert worst(cells) == "fail"
+    assert worst(cells[4:]) == "skip"
