@@ -85,6 +85,15 @@ def too_many(there: Destination, tried: Sequence[str]) -> TransportError:
     )
 
 
+def exec_refused(there: Destination, words: str) -> TransportError:
+    """Return that a login is of no use, since the server will not start a command."""
+    return TransportError(
+        "exec refused",
+        f"{there.address}: logged in, but the server refuses to run a command: {words}",
+        "see MaxSessions, ForceCommand and the login shell of the account in the server's log",
+    )
+
+
 def _mute(where: str, limit: str, in_time: bool) -> TransportError:
     if in_time:
         return TransportError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from preflight.errors import TransportError, printable
+from preflight.errors import ConfigError, TransportError, printable
 from preflight.transport.agent import Agent, AgentKey
 from preflight.transport.destination import Destination
 from preflight.transport.key_files import (
@@ -37,17 +38,47 @@ class Offer(NamedTuple):
     problems: tuple[TransportError, ...]
 
 
+class Offers:
+    """The offers of a run: key files and the agent's list are read once, not once a node."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[object, Offer] = {}
+
+    def to(self, there: Destination) -> Offer:
+        """Return the keys for a destination: those the user named, the agent's, the default files.
+
+        Unlike ssh(1), a named key goes before the agent's others: a server takes six at most.
+        """
+        source = (there.keys, there.only_keys, there.certificates, there.agent)
+        with self._lock:
+            if source not in self._made:
+                self._made[source] = _Making(there).all()
+            return self._made[source]
+
+
+def see_key(path: Path | None) -> None:
+    """See that the key that the inventory names is one.
+
+    Raises:
+        ConfigError: it is not there, or no key.
+    """
+    if path is None:
+        return
+    path = path.expanduser()
+    problem: OSError | ValueError | None = None
+    try:
+        file = read_key(path)
+        if file.private or file.public:
+            return
+    except (OSError, ValueError) as error:
+        problem = error
+    raise ConfigError(f"ssh.{key_problem(path, problem).message.replace(' ', ': ', 1)}")
+
+
 def tilde(path: Path) -> str:
     """Return a path as the user would write it."""
     return f"~/{path.relative_to(home())}" if path.is_relative_to(home()) else str(path)
-
-
-def offer(there: Destination, agent: Agent | None) -> Offer:
-    """Return the keys for a destination: those the user named, the agent's, the default files.
-
-    Unlike ssh(1), a named key goes before the agent's others: a server takes six at most.
-    """
-    return _Offers(there, agent).all()
 
 
 def key_problem(path: Path, error: OSError | ValueError | None) -> TransportError:
@@ -61,10 +92,10 @@ def key_problem(path: Path, error: OSError | ValueError | None) -> TransportErro
     return TransportError("not a private key", f"key {name} is not a private key that ssh can use")
 
 
-class _Offers:
-    def __init__(self, there: Destination, agent: Agent | None) -> None:
+class _Making:
+    def __init__(self, there: Destination) -> None:
         self._there = there
-        self._agent = agent
+        self._agent = Agent(there.agent) if there.agent else None
         self._problems: list[TransportError] = []
         self._held = tuple(self._agent_keys())
 
@@ -134,5 +165,7 @@ class _Offers:
             message = f"{name!r} is the public half of a key, and {reason}"
             return TransportError("not a private key", message, f"name {name.removesuffix('.pub')}")
         start = "" if self._agent else 'eval "$(ssh-agent)" && '
-        message = f"key {name!r} has a passphrase, and {reason}"
-        return TransportError("key with a passphrase", message, f"{start}ssh-add {name}")
+        kind, why = "key with a passphrase", "has a passphrase"
+        if not file.encrypted:
+            kind, why = "key needs an agent", "is of a kind that only an ssh-agent can use"
+        return TransportError(kind, f"key {name!r} {why}, and {reason}", f"{start}ssh-add {name}")

@@ -21,6 +21,9 @@ CERTIFICATE = "-cert-v01@openssh.com"
 RSA_HASHES = {"rsa-sha2-256": hashes.SHA256, "rsa-sha2-512": hashes.SHA512}
 """RFC 8332."""
 KINDS = (ed25519.Ed25519PrivateKey, rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey)
+KINDS = (ed25519.Ed25519PrivateKey, rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey)
+TYPES = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp")
+"""Of keys that are signed with here."""
 _PEM = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----(.*?)-----END", re.DOTALL)
 _MAGIC = b"openssh-key-v1\0"
 
@@ -40,9 +43,10 @@ class KeyFile(NamedTuple):
 
     path: Path
     private: bool
+    encrypted: bool
     public: PublicKey | None
     sign: Sign | None
-    """None where the private half is not there, has a passphrase, or is of no known kind."""
+    """None where the private half is not there, has a passphrase, or is only for an agent."""
 
 
 def read_key(path: Path) -> KeyFile:
@@ -55,18 +59,21 @@ def read_key(path: Path) -> KeyFile:
     text = path.read_bytes()
     match = _PEM.search(text)
     if match is None:
-        return KeyFile(path, False, public_key(text), None)
+        return KeyFile(path, False, False, public_key(text), None)
     label, body = match.groups()
+    public: PublicKey | None
     if label == b"OPENSSH ":
         encrypted, public = _openssh(base64.b64decode(body))
     else:
-        encrypted, public = b"ENCRYPTED" in label + body, None
+        encrypted = b"ENCRYPTED" in label + body
+        public = read_public(path.with_name(f"{path.name}.pub"))
     if encrypted:
-        public = public or read_public(path.with_name(f"{path.name}.pub"))
-        return KeyFile(path, True, public, None)
+        return KeyFile(path, True, True, public, None)
+    if public and not public.type.startswith(TYPES):  # a token's, or one too old
+        return KeyFile(path, True, False, public, None)
     try:
         return _signer(path, text, label)
-    except (TypeError, UnsupportedAlgorithm) as error:
+    except (TypeError, NotImplementedError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
 
 
@@ -113,9 +120,7 @@ def _signer(path: Path, text: bytes, label: bytes) -> KeyFile:
         key = serialization.load_ssh_private_key(text, None)
     else:
         key = serialization.load_pem_private_key(text, None)  # type: ignore[assignment]
-    if not isinstance(
-        key, (ed25519.Ed25519PrivateKey, rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey)
-    ):
+    if not isinstance(key, KINDS):
         raise ValueError(f"a key of kind {type(key).__name__}")
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -131,7 +136,7 @@ def _signer(path: Path, text: bytes, label: bytes) -> KeyFile:
             signature = _ecdsa(key, data)
         return _string(name.encode()) + _string(signature)
 
-    return KeyFile(path, True, public_key(line), sign)
+    return KeyFile(path, True, False, public_key(line), sign)
 
 
 def _ecdsa(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:

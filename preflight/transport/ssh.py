@@ -24,12 +24,11 @@ from paramiko.packet import Packetizer
 from preflight.errors import ConfigError, TransportError, printable
 from preflight.inventory import NodeSpec
 from preflight.transport import LoginFacts
-from preflight.transport.agent import Agent
 from preflight.transport.destination import Destination, destination
 from preflight.transport.dial import ProxyCommand, Wire, dial, foreign, from_words
-from preflight.transport.failures import TOO_MANY, broken, lost, refused, too_many
-from preflight.transport.identities import Identity, Offer, key_problem, offer
-from preflight.transport.key_files import read_key
+from preflight.transport.failures import TOO_MANY, broken, exec_refused, lost, refused, too_many
+from preflight.transport.hops import Hops
+from preflight.transport.identities import Identity, Offer, Offers, see_key
 from preflight.transport.known_hosts import HostKey
 from preflight.transport.ssh_config import SshConfig
 from preflight.transport.trust import Trust
@@ -57,9 +56,8 @@ class SshTransport:
         logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
         self._config = SshConfig(warn)
         self._trust = Trust(warn)
-        self._lock = threading.Lock()
-        self._offers: dict[object, Offer] = {}
-        self._hops: dict[Destination, _Hop] = {}
+        self._offers = Offers()
+        self._hops = Hops(self._login)
 
     def validate(self, specs: Iterable[NodeSpec]) -> None:
         """See that what these logins need on this machine is there; nothing is contacted.
@@ -70,7 +68,7 @@ class SshTransport:
         for spec in specs:
             if spec.transport == "ssh":
                 there: Destination | None = destination(spec, self._config)
-                _see_key(spec)
+                see_key(spec.ssh.key)
                 while there:
                     self._trust.types(there)
                     there = there.via
@@ -92,12 +90,12 @@ class SshTransport:
             started = time.monotonic()
             wire = self._wire(there, ending)
             connected = time.monotonic()
-            transport = _Transport(wire)
+            transport = _Transport(there, wire, types)
             ending.callback(transport.close)
-            login = _Login(there, wire, transport)
-            host_key = login.exchange_keys(types)
+            login = _Login(transport)
+            host_key = login.exchange_keys()
             self._trust.check(there, host_key)
-            auth = login.authenticate(self._offer(there))
+            auth = login.authenticate(self._offers.to(there))
             facts = LoginFacts(
                 address=wire.address,
                 user=there.user,
@@ -107,11 +105,11 @@ class SshTransport:
                 connect_s=connected - started,
                 login_s=time.monotonic() - connected,
             )
-            return SshConnection(there, transport, facts, ending.pop_all())
+            return SshConnection(transport, facts, ending.pop_all())
 
     def _wire(self, there: Destination, ending: ExitStack) -> Wire:
         if there.via:
-            hop = self._borrow(there.via)
+            hop = self._hops.borrow(there.via)
             ending.callback(hop.give_back)
             wire = hop.forward(there)
         elif there.proxy_command:
@@ -121,69 +119,12 @@ class SshTransport:
         ending.callback(wire.close)
         return wire
 
-    def _offer(self, there: Destination) -> Offer:
-        # key files and the agent's list are read once a run, not once a node
-        same = (there.keys, there.only_keys, there.certificates, there.agent)
-        with self._lock:
-            if same not in self._offers:
-                self._offers[same] = offer(there, Agent(there.agent) if there.agent else None)
-            return self._offers[same]
-
-    def _borrow(self, there: Destination) -> _Hop:
-        with self._lock:
-            hop = self._hops.setdefault(there, _Hop(there))
-        hop.borrow(self._login)
-        return hop
-
-
-class _Hop:
-    """A login on a jump host, shared by all nodes behind it: sshd takes few logins at once.
-
-    A login that failed is not tried again for the next node: it would fail as slowly.
-    """
-
-    def __init__(self, there: Destination) -> None:
-        self._there = there
-        self._lock = threading.Lock()
-        self._users = 0
-        self._connection: SshConnection | None = None
-        self._failure: TransportError | None = None
-
-    def borrow(self, login: Callable[[Destination], SshConnection]) -> None:
-        with self._lock:
-            if self._failure is None and (self._connection is None or self._connection.lost()):
-                try:
-                    self._connection = login(self._there)
-                except TransportError as error:
-                    self._failure = error
-            failure = self._failure
-            if failure is not None:
-                message = f"jump host {self._there.host}: {failure.message}"
-                raise TransportError(failure.kind, message, failure.hint)
-            self._users += 1
-
-    def forward(self, there: Destination) -> Wire:
-        connection = self._connection
-        if connection is None:
-            raise TransportError("lost", f"{self._there.address}: connection lost")
-        return connection.forward(there)
-
-    def give_back(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
 
 class SshConnection:
     """A login on one node."""
 
-    def __init__(
-        self, there: Destination, transport: _Transport, facts: LoginFacts, ending: ExitStack
-    ) -> None:
+    def __init__(self, transport: _Transport, facts: LoginFacts, ending: ExitStack) -> None:
         self.facts = facts
-        self._there = there
         self._transport = transport
         self._ending = ending
         self._lock = threading.Lock()
@@ -194,12 +135,12 @@ class SshConnection:
         Raises:
             TransportError: refused, or the connection is gone.
         """
-        limit_s = self._there.login_timeout_s
+        limit_s = self._transport.there.login_timeout_s
         try:
             channel = self._transport.open_session(window_size=WINDOW, timeout=limit_s)
-            stream = SshStream(channel, self._there)
+            stream = SshStream(channel, self._transport)
             # paramiko waits for the answer without a limit
-            timer = threading.Timer(limit_s, channel.close)
+            timer = threading.Timer(limit_s, channel.event.set)
             timer.daemon = True
             timer.start()
             try:
@@ -218,17 +159,14 @@ class SshConnection:
         """
         try:
             channel = self._transport.open_channel(
-                "direct-tcpip",
-                (there.host, there.port),
-                ("127.0.0.1", 0),
-                timeout=there.connect_timeout_s,
+                "direct-tcpip", (there.host, there.port), ("", 0), timeout=there.connect_timeout_s
             )
         except (paramiko.SSHException, OSError, EOFError) as error:
             if self.lost():
                 raise self._refused(error) from error
-            raise from_words(
-                there.host, there.port, self._there.host, self._transport.why()
-            ) from error
+            words = self._transport.why() or printable(str(error))
+            jump = self._transport.there.host
+            raise from_words(there.host, there.port, jump, words) from error
         return Wire(channel, there.address)
 
     def lost(self) -> bool:
@@ -238,26 +176,22 @@ class SshConnection:
     def close(self) -> None:
         """Log out; never raises, may be called twice."""
         with self._lock:
+            self._transport.left = True
             self._ending.close()
 
     def _refused(self, error: Exception) -> TransportError:
-        address = self._there.address
         if self.lost():
-            return lost(address, self._transport.farewell)
+            return lost(self._transport.there.address, self._transport.farewell)
         words = self._transport.why() or printable(str(error)).lower().rstrip(".")
-        return TransportError(
-            "exec refused",
-            f"{address}: logged in, but the server refuses to run a command: {words}",
-            "see MaxSessions, ForceCommand and the login shell of the account in the server's log",
-        )
+        return exec_refused(self._transport.there, words)
 
 
 class SshStream:
     """The two byte streams of one command."""
 
-    def __init__(self, channel: paramiko.Channel, there: Destination) -> None:
+    def __init__(self, channel: paramiko.Channel, transport: _Transport) -> None:
         self._channel = channel
-        self._there = there
+        self._transport = transport
         self._stderr = _Tail(channel)
         self._closed = False
         channel.in_stderr_buffer = self._stderr
@@ -284,7 +218,7 @@ class SshStream:
             TransportError: the connection was lost before the end.
         """
         data = self._channel.recv(size)
-        if not data and not self._channel.eof_received and not self._closed:
+        if not (data or self._channel.eof_received or self._closed or self._transport.left):
             raise self._lost("before its output ended")
         return data
 
@@ -304,10 +238,10 @@ class SshStream:
             self._channel.close()
 
     def _lost(self, when: str) -> TransportError:
-        transport = self._channel.transport
-        if isinstance(transport, _Transport) and not transport.is_active():
-            return lost(self._there.address, transport.farewell)
-        return TransportError("lost", f"{self._there.address}: the command ended {when}")
+        address = self._transport.there.address
+        if not self._transport.is_active():
+            return lost(address, self._transport.farewell)
+        return TransportError("lost", f"{address}: the command ended {when}")
 
 
 class _Tail(BufferedPipe):  # type: ignore[type-arg] # not subscriptable at run time
@@ -351,18 +285,23 @@ class _Key(paramiko.PKey):
 
 
 class _Transport(paramiko.Transport):
-    """Keeps the reasons that paramiko only logs."""
+    """Keeps the reasons that paramiko only logs, and asks for what is known and cheap."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, there: Destination, wire: Wire, types: frozenset[str]) -> None:
         # paramiko needs of a socket just what Wire has
         super().__init__(cast("paramiko.Channel", wire), packetizer_class=_Packets)
-        self.farewell = ""
-        """What the server said when it ended the connection."""
+        self.there = there
+        self.wire = wire
+        self.banner_timeout = there.login_timeout_s
+        self.farewell = ""  # what the server said when it ended the connection
+        self.left = False  # whether this side ended it
         self._refusals: dict[int, str] = {}
         self._opening = threading.local()
         options = self.get_security_options()
         options.kex = _first(options.kex, FAST_KEX)
         options.ciphers = _first(options.ciphers, FAST_CIPHERS)
+        known = [n for n in options.key_types if n in types or ("ssh-rsa" in types and "rsa" in n)]
+        options.key_types = _first(options.key_types, known)
 
     def why(self) -> str:
         """Return why the channel was refused that this thread asked for last."""
@@ -394,27 +333,21 @@ def _first(names: Sequence[str], wanted: Iterable[str]) -> tuple[str, ...]:
 class _Login:
     """The steps of one login, all within one time limit."""
 
-    def __init__(self, there: Destination, wire: Wire, transport: _Transport) -> None:
-        self._there = there
-        self._wire = wire
+    def __init__(self, transport: _Transport) -> None:
         self._transport = transport
-        self._deadline = time.monotonic() + there.login_timeout_s
+        self._there = transport.there
+        self._deadline = time.monotonic() + transport.there.login_timeout_s
 
-    def exchange_keys(self, types: frozenset[str]) -> HostKey:
-        """Agree on keys, preferring host keys of the types that are known; return the server's.
+    def exchange_keys(self) -> HostKey:
+        """Agree on keys; return the server's host key, of a type that is known if it has one.
 
         Raises:
             TransportError: not an SSH server, or lost, or too late.
         """
-        transport = self._transport
-        transport.banner_timeout = self._there.login_timeout_s
-        options = transport.get_security_options()
-        known = [name for name in options.key_types if _key_type(name) in types]
-        options.key_types = _first(options.key_types, known)
         done = threading.Event()
-        transport.start_client(event=done)
+        self._transport.start_client(event=done)
         self._wait(done)
-        key = transport.get_remote_server_key()
+        key = cast("paramiko.PKey", self._transport.host_key)
         return HostKey(key.get_name(), key.asbytes())
 
     def authenticate(self, offer: Offer) -> str:
@@ -426,10 +359,8 @@ class _Login:
         tried: list[str] = []
         allowed: Sequence[str] = ()
         for identity in offer.identities:
-            done = threading.Event()
-            self._transport.auth_publickey(self._there.user, _Key(identity), done)
             tried.append(identity.label)
-            if self._accepted(done, tried):
+            if self._accepted(AuthHandler.auth_publickey, tried, _Key(identity)):
                 return identity.label
             error = self._transport.get_exception()
             allowed = getattr(error, "allowed_types", allowed)
@@ -439,17 +370,17 @@ class _Login:
 
     def _without_key(self, offer: Offer, tried: Sequence[str], allowed: Sequence[str]) -> str:
         if not allowed:  # the only way to be told the methods, and some servers want no key
-            done = threading.Event()
-            handler = AuthHandler(self._transport)
-            self._transport.auth_handler = handler
-            handler.auth_none(self._there.user, done)
-            if self._accepted(done, tried):
+            if self._accepted(AuthHandler.auth_none, tried):
                 return "none"
             allowed = getattr(self._transport.get_exception(), "allowed_types", ())
         raise refused(self._there, tried, allowed, offer.problems)
 
-    def _accepted(self, done: threading.Event, tried: Sequence[str]) -> bool:
+    def _accepted(self, method: Callable[..., object], tried: Sequence[str], *args: object) -> bool:
+        done = threading.Event()
+        handler = self._transport.auth_handler = AuthHandler(self._transport)
         try:
+            with suppress(EOFError, OSError):  # the connection is gone: `_wait` tells why
+                method(handler, self._there.user, *args, done)
             self._wait(done)
         except TransportError:
             if TOO_MANY in self._transport.farewell.lower():
@@ -458,7 +389,7 @@ class _Login:
         return self._transport.is_authenticated()
 
     def _wait(self, done: threading.Event) -> None:
-        transport, wire = self._transport, self._wire
+        transport, wire = self._transport, self._transport.wire
         in_time = done.wait(max(0.0, self._deadline - time.monotonic()))
         if in_time and transport.is_active():
             return
@@ -466,23 +397,5 @@ class _Login:
         transport.close()
         wire.close()
         words = transport.farewell or printable(str(error or ""))
-        incompatible = isinstance(error, paramiko.ssh_exception.IncompatiblePeer)
-        raise broken(self._there, wire, in_time=in_time, words=words, incompatible=incompatible)
-
-
-def _key_type(algorithm: str) -> str:
-    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
-
-
-def _see_key(spec: NodeSpec) -> None:
-    if spec.ssh.key is None:
-        return
-    path = spec.ssh.key.expanduser()
-    problem: OSError | ValueError | None = None
-    try:
-        file = read_key(path)
-        if file.private or file.public:
-            return
-    except (OSError, ValueError) as error:
-        problem = error
-    raise ConfigError(f"ssh.{key_problem(path, problem).message.replace(' ', ': ', 1)}")
+        odd = isinstance(error, paramiko.ssh_exception.IncompatiblePeer)
+        raise broken(self._there, wire, in_time=in_time, words=words, incompatible=odd)

@@ -62,8 +62,11 @@ def home() -> Path:
 
 
 def local_user() -> str:
-    """Return who runs this."""
-    return getpass.getuser()
+    """Return who runs this, the number where the machine knows no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 class SshConfig:

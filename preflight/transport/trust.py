@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from preflight.errors import TransportError
 from preflight.transport.destination import Destination
@@ -23,8 +23,8 @@ class Trust:
         Raises:
             ConfigError: a known_hosts file cannot be read.
         """
-        entries = (known.keys for known in self._known(there))
-        return frozenset(e.key.type for e in next((found for found in entries if found), ()))
+        keys = next((known.keys for known in self._known(there) if known.keys), ())
+        return frozenset(entry.key.type for entry in keys)
 
     def check(self, there: Destination, key: HostKey) -> None:
         """Accept the key, remember it where that was asked for, or refuse.
@@ -32,22 +32,23 @@ class Trust:
         Raises:
             TransportError: unknown, changed or revoked.
         """
-        records = self._known(there)
-        for known in records:
+        authorities: list[Entry] = []
+        for position, known in enumerate(self._known(there)):
             revoked = same(known.revoked, key)
             if revoked:
                 raise _revoked(there, key, revoked)
             if same(known.keys, key):
                 return
-        if records[0].keys:
-            raise _changed(there, key, records[0].keys)
+            if known.keys and position == 0:
+                raise _changed(there, key, known.keys)
+            authorities += known.authorities
         if not there.accept_new or not there.known_hosts:
-            raise _unknown(there, key, records[0])
+            raise _unknown(there, key, authorities)
         self._remember(there, key)
 
-    def _known(self, there: Destination) -> list[Known]:
+    def _known(self, there: Destination) -> Iterator[Known]:
         files = (*there.known_hosts, *there.global_known_hosts)
-        return [self._files.lookup(files, name) for name in there.names]
+        return (self._files.lookup(files, name) for name in there.names)
 
     def _remember(self, there: Destination, key: HostKey) -> None:
         file = self._files.file(there.known_hosts[0])
@@ -80,7 +81,7 @@ def _changed(there: Destination, key: HostKey, lines: tuple[Entry, ...]) -> Tran
     )
 
 
-def _unknown(there: Destination, key: HostKey, known: Known) -> TransportError:
+def _unknown(there: Destination, key: HostKey, authorities: Sequence[Entry]) -> TransportError:
     port = "" if there.port == DEFAULT_PORT else f" -p {there.port}"
     if there.via or there.proxy_command or not there.known_hosts:
         command = f"ssh{port} {there.host}"
@@ -88,9 +89,9 @@ def _unknown(there: Destination, key: HostKey, known: Known) -> TransportError:
         file = shlex.quote(there.known_hosts[0])
         command = f"ssh-keyscan{port} {there.host} >> {file}"
     note = ""
-    if known.authorities:
+    if authorities:
         note = (
-            f"; {known.authorities[0].where} trusts a certificate authority for it, "
+            f"; {authorities[0].where} trusts a certificate authority for it, "
             "but host certificates cannot be verified here"
         )
     return TransportError(

@@ -347,6 +347,18 @@ def test_a_key_with_a_passphrase_that_the_agent_lacks(
     )
 
 
+def test_a_key_of_a_kind_that_only_an_agent_can_use(sshd: StartSshd, client: Client) -> None:
+    key = keygen(client.home / "old", kind="dsa")
+    server = sshd()
+    client.knows(server.known())
+    assert told(failure(client, server.port, key=key)) == (
+        "key needs an agent",
+        f"127.0.0.1:{server.port}: key '~/old' is of a kind that only an ssh-agent can use, "
+        "and there is no ssh-agent",
+        'eval "$(ssh-agent)" && ssh-add ~/old',
+    )
+
+
 def test_an_agent_that_is_gone(
     sshd: StartSshd, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
