@@ -249,11 +249,12 @@ class Reply(NamedTuple):
     """What a call on a node gave: a value, or a problem (then the value is None).
 
     A problem has `kind` (unobservable, timeout, died, bug, too_large, needs_root, not_reached)
-    and `message`; a bug also its `traceback`.
+    and `message`; a bug also its `traceback`. `seconds` is the time that it took on the node.
     """
 
     value: Any
     problem: Mapping[str, Any] | None = None
+    seconds: float = 0.0
 
 
 class Running(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+import traceback
 import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +20,6 @@ from preflight.payload import Payload
 from preflight.session import AgentError, Session, new_tag, start_line
 from preflight.transport import Connection, Transport
 
-START_TIMEOUT_S = 20.0
-"""From exec to the agent's first frame. An interpreter on a loaded node or on a cold network
-file system takes seconds; the agent's own part is well below one."""
 CLOSE_TIMEOUT_S = 5.0
 """For all agents together to end after their stdin ended; they need milliseconds."""
 NEEDS_ROOT = "needs root"
@@ -76,6 +74,8 @@ class Outcome:
     started_at: str
     seconds: float
     facts: Facts
+    fact_seconds: Mapping[str, Mapping[str, float]]
+    """What each fact took on its node, by evidence key and node."""
     logins: Mapping[str, Mapping[str, Any]]
     node_seconds: Mapping[str, float]
 
@@ -89,7 +89,8 @@ class Visit:
 
     spec: NodeSpec
     login: dict[str, Any] = field(default_factory=lambda: {"reached": False})
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    replies: dict[str, Reply] = field(default_factory=dict)
+    """By evidence key."""
     seconds: float = 0.0
     connection: Connection | None = None
     sessions: list[Session] = field(default_factory=list)
@@ -136,11 +137,12 @@ def run(plan: Plan, transports: Mapping[str, Transport]) -> Generator[Event, Non
             visit = done.result
             login = visit.login
             yield NodeDone(visit.spec.name, login["reached"], login.get("message", ""))
-        facts: Facts = {key: {} for key in [*errand.calls, *errand.rooted]}
         for name in names:
             late(visits[name], plan.deadline_s)
-            for key, fact in list(visits[name].facts.items()):
-                facts[key][name] = fact
+        replies: dict[str, dict[str, Reply]] = {
+            key: {n: visits[n].replies[key] for n in names if key in visits[n].replies}
+            for key in [*errand.calls, *errand.rooted]
+        }
         fleet = Fleet(
             {n: visits[n].sessions[0] for n in names if visits[n].login["reached"]},
             {n: visits[n].login for n in names},
@@ -148,14 +150,15 @@ def run(plan: Plan, transports: Mapping[str, Transport]) -> Generator[Event, Non
         )
         for check in (c for c in plan.running if c.check.exercise):
             yield Exercising(check.id)
-            facts[check.id] = exercise(check, fleet, want)
+            replies[check.id] = exercise(check, fleet, want)
     finally:
         close(list(visits.values()))
     yield Outcome(
         run_id=uuid.uuid4().hex,
         started_at=started_at,
         seconds=round(time.monotonic() - begun, 3),
-        facts=facts,
+        facts={k: {n: fact(r) for n, r in by.items()} for k, by in replies.items()},
+        fact_seconds={k: {n: r.seconds for n, r in by.items()} for k, by in replies.items()},
         logins={name: visits[name].login for name in names},
         node_seconds={name: round(visits[name].seconds, 3) for name in names},
     )
@@ -194,9 +197,9 @@ def go(visit: Visit, transport: Transport, errand: Errand) -> None:
         session = start(visit, errand, None)
         visit.login |= {"reached": True, "hello": session.hello, "psutil": session.psutil}
         visit.login["noise"] = session.noise
-        visit.facts |= ask(session, errand.calls, errand)
+        visit.replies |= ask(session, errand.calls, errand)
         if errand.rooted:
-            visit.facts |= as_root(visit, session, errand)
+            visit.replies |= as_root(visit, session, errand)
     except (TransportError, AgentError) as error:
         visit.login |= {"kind": error.kind, "message": error.message, "hint": error.hint}
     visit.seconds = time.monotonic() - begun
@@ -213,22 +216,24 @@ def start(visit: Visit, errand: Errand, become: str | None) -> Session:
         raise AgentError("no agent", "not logged in")
     tag = new_tag()
     line = start_line(visit.spec.ssh.python, errand.payload, tag, become)
-    limit = max(0.1, min(START_TIMEOUT_S, errand.deadline - time.monotonic()))
+    # An interpreter on a loaded node or on a cold network file system takes seconds to start, so
+    # it has the time of a login over again.
+    limit = max(0.1, min(visit.spec.ssh.login_timeout_s, errand.deadline - time.monotonic()))
     session = Session(visit.connection.execute(line), errand.payload, tag, limit)
     visit.sessions.append(session)
     return session
 
 
-def ask(session: Session, calls: Mapping[str, Call], errand: Errand) -> dict[str, dict[str, Any]]:
-    """Return the facts of all probes; they run side by side on the node."""
+def ask(session: Session, calls: Mapping[str, Call], errand: Errand) -> dict[str, Reply]:
+    """Return the answers of all probes; they run side by side on the node."""
     left = max(0.1, errand.deadline - time.monotonic())
     limits = {key: min(errand.limits[key], left) for key in calls}
     asked = {key: session.ask(*call, timeout_s=limits[key]) for key, call in calls.items()}
-    return {key: fact(session.answer(pending, limits[key])) for key, pending in asked.items()}
+    return {key: session.answer(pending, limits[key]) for key, pending in asked.items()}
 
 
-def as_root(visit: Visit, session: Session, errand: Errand) -> dict[str, dict[str, Any]]:
-    """Return the facts of probes that need root, by a second agent under sudo if it is allowed."""
+def as_root(visit: Visit, session: Session, errand: Errand) -> dict[str, Reply]:
+    """Return the answers of probes that need root, by a second agent under sudo if allowed."""
     if session.hello.get("uid") == 0:
         return ask(session, errand.rooted, errand)
     why = NEEDS_ROOT
@@ -238,7 +243,7 @@ def as_root(visit: Visit, session: Session, errand: Errand) -> dict[str, dict[st
         except (TransportError, AgentError) as error:
             why = f"{NEEDS_ROOT}: {error.message}"
     problem = Reply(None, {"kind": "needs_root", "message": why})
-    return dict.fromkeys(errand.rooted, fact(problem))
+    return dict.fromkeys(errand.rooted, problem)
 
 
 def fact(reply: Reply) -> dict[str, Any]:
@@ -256,15 +261,19 @@ def late(visit: Visit, deadline_s: float) -> None:
         }
 
 
-def exercise(one: Loaded, fleet: Fleet, want: Want) -> dict[str, dict[str, Any]]:
+def exercise(one: Loaded, fleet: Fleet, want: Want) -> dict[str, Reply]:
     """Return an exercise's facts by node; one that crashes has a problem for every node."""
     if one.check.exercise is None:
         raise TypeError(f"{one.id} has no exercise")
+    begun = time.monotonic()
     try:
-        return {n: {"value": f} for n, f in one.check.exercise(fleet, want).items()}
+        found = dict(one.check.exercise(fleet, want))
     except Exception as error:  # noqa: BLE001 - an exercise is foreign code: its bug is a row
         message = f"{type(error).__name__}: {error}"
-        return {n: {"problem": {"kind": "bug", "message": message}} for n in want.nodes}
+        bug = {"kind": "bug", "message": message, "traceback": traceback.format_exc()}
+        return dict.fromkeys(want.nodes, Reply(None, bug))
+    seconds = round(time.monotonic() - begun, 4)
+    return {node: Reply(value, None, seconds) for node, value in found.items()}
 
 
 def close(visits: Iterable[Visit]) -> None:

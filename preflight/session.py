@@ -297,9 +297,11 @@ def lost_problem(why: str) -> dict[str, Any]:
 
 def reply(frame: Mapping[str, Any]) -> Reply:
     """Return an answer frame as a reply; a frame of another shape is a problem too."""
+    taken = frame.get("seconds")
+    seconds = float(taken) if isinstance(taken, (int, float)) else 0.0
     if "value" in frame:
-        return Reply(frame["value"])
+        return Reply(frame["value"], None, seconds)
     problem = frame.get("problem")
     if isinstance(problem, dict) and {"kind", "message"} <= set(problem):
-        return Reply(None, {k: str(v) for k, v in problem.items()})
+        return Reply(None, {k: str(v) for k, v in problem.items()}, seconds)
     return Reply(None, {"kind": "bug", "message": "the agent's answer has no value"})

@@ -10,6 +10,7 @@ import click
 from preflight import catalog, inventory
 from preflight.api import Want
 from preflight.cli import options
+from preflight.cli.run import skipped
 from preflight.inventory import Waiver
 from preflight.report import build, model, terminal
 
@@ -41,17 +42,20 @@ def command(
     names = [node.name for node in old.nodes]
     want = Want(old.want.launch, old.want.expect, names)
     waivers = [Waiver.model_validate(waiver) for waiver in old.want.waivers]
+    skips: dict[str, str] = {}
     if source:
         cluster = inventory.load(source, known.expects)
         inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}])
         want = Want(cluster.wanted_launch, cluster.expect, names)
         waivers = list(cluster.waivers)
+        skips = skipped(cluster, known)
     policy = build.Policy(
         fail_on_warn=fail_on == "warn", today=dt.datetime.now(dt.timezone.utc).date()
     )
-    report = build.again(old, known, want, waivers, policy)
+    report = build.again(old, known, want, skips, waivers, policy)
     if json_path:
         options.write(json_path, report.to_json())
     if json_path != "-":
-        terminal.show(report, color=not no_color, verbose=verbose)
+        manuals = {one.id: one.manual for one in known.values()}
+        terminal.show(report, not no_color, verbose, manuals)
     return build.EXIT_CODES[report.verdict]

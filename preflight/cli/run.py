@@ -51,7 +51,7 @@ def command(source: Path | None, **given: Any) -> int:
     3 undetermined, 130 interrupted.
     """
     plan, policy, transports = prepare(source, given)
-    meter = progress.Meter(len(plan.cluster.nodes), color=not given["no_color"])
+    meter = progress.Meter([node.name for node in plan.cluster.nodes])
     outcome = None
     with contextlib.closing(run(plan, transports)) as events, meter:
         for event in events:
@@ -66,7 +66,8 @@ def command(source: Path | None, **given: Any) -> int:
     if given["json_path"]:
         options.write(given["json_path"], report.to_json())
     if given["json_path"] != "-":
-        terminal.show(report, color=not given["no_color"], verbose=given["verbose"])
+        manuals = {one.id: one.manual for one in plan.checks}
+        terminal.show(report, not given["no_color"], given["verbose"], manuals)
     return build.EXIT_CODES[report.verdict]
 
 
@@ -81,7 +82,7 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
     cluster = inventory.load(source, known.expects) if source else inventory.this_machine()
     inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}])
     cluster = narrowed(cluster, given)
-    skips = {i: why for word, why in cluster.checks.skip.items() for i in known.match(word, "skip")}
+    skips = skipped(cluster, known)
     for word in given["skip"]:
         check_id, _, why = word.partition("=")
         skips |= dict.fromkeys(known.match(check_id, "--skip"), why or "skipped by --skip")
@@ -97,6 +98,12 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
     checks = known.select(only, given["level"])
     plan = Plan(cluster, checks, given["level"], skips, given["deadline"])
     return plan, policy, {"ssh": ssh, "local": LocalTransport()}
+
+
+def skipped(cluster: Cluster, known: catalog.Catalog) -> dict[str, str]:
+    """Return the checks that the inventory skips, with its reasons."""
+    words = cluster.checks.skip.items()
+    return {check_id: why for word, why in words for check_id in known.match(word, "checks.skip")}
 
 
 def narrowed(cluster: Cluster, given: Mapping[str, Any]) -> Cluster:
@@ -129,4 +136,6 @@ def found(plan: Plan, outcome: Outcome) -> build.Facts:
         node.name: str(outcome.logins[node.name].get("address") or node.address or node.name)
         for node in plan.cluster.nodes
     }
-    return build.Facts(run_model, outcome.facts, addresses, outcome.node_seconds)
+    return build.Facts(
+        run_model, outcome.facts, outcome.fact_seconds, addresses, outcome.node_seconds
+    )

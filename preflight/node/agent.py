@@ -269,21 +269,23 @@ def child(frame: Mapping[str, Any], out: int, stop: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    answer: dict[str, Any] = {"id": frame["id"]}
+    begun = time.monotonic()
     try:
         function = getattr(importlib.import_module(frame["module"]), frame["function"])
         node = toolbox.Toolbox()
         opened = [Opened(frame["id"], out, stop)] if frame.get("open") else []
-        answer["value"] = function(node, *opened, *frame["args"])
-        line = encode(answer)
-        if len(line) > REPLY_CAP:
-            line = encode(problem(frame["id"], "too_large", "the facts take %d bytes" % len(line)))
+        value = function(node, *opened, *frame["args"])
+        answer = {"id": frame["id"], "value": value}
+        size = len(encode(answer))
+        if size > REPLY_CAP:
+            answer = problem(frame["id"], "too_large", f"the facts take {size} bytes")
     except Unobservable as statement:
-        line = encode(problem(frame["id"], "unobservable", str(statement)))
-    except Exception as error:  # noqa: BLE001 - a probe's bug is a row in the report, not the end of the run
+        answer = problem(frame["id"], "unobservable", str(statement))
+    except Exception as error:  # noqa: BLE001 - a probe's bug is a row, not the end of the run
         trace = traceback.format_exc()[-8192:]
-        line = encode(problem(frame["id"], "bug", f"{type(error).__name__}: {error}", trace))
-    write_all(out, line)
+        answer = problem(frame["id"], "bug", f"{type(error).__name__}: {error}", trace)
+    answer["seconds"] = round(time.monotonic() - begun, 4)
+    write_all(out, encode(answer))
 
 
 def problem(call_id: int, kind: str, message: str, trace: str = "") -> dict[str, Any]:
@@ -297,9 +299,6 @@ def problem(call_id: int, kind: str, message: str, trace: str = "") -> dict[str,
 def encode(frame: Mapping[str, Any]) -> bytes:
     """Return one frame as an ASCII JSON line; `ready` goes first, the agent looks for it there."""
     ordered = {k: frame[k] for k in sorted(frame, key=lambda k: k != "ready")}
-    usage = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    if "id" in frame:
-        ordered["cpu_s"] = round(sum(u.ru_utime + u.ru_stime for u in usage), 4)
     return json.dumps(ordered, allow_nan=False).encode("ascii") + b"\n"
 
 

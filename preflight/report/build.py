@@ -33,6 +33,8 @@ class Facts:
 
     run: model.Run
     evidence: Evidence
+    fact_seconds: Mapping[str, Mapping[str, float]]
+    """By evidence key and node."""
     addresses: Mapping[str, str]
     node_seconds: Mapping[str, float]
 
@@ -47,7 +49,9 @@ def build(
 ) -> model.Report:
     """Return the report of a run."""
     cells = judge(checks, facts.evidence, want, skips)
-    results = [result(cell, waiver_of(cell, waivers, policy.today)) for cell in cells]
+    results = [
+        result(cell, waiver_of(cell, waivers, policy.today), seconds(facts, cell)) for cell in cells
+    ]
     by_node = {n: [r for r in results if r.node == n] for n in want.nodes}
     nodes = [
         model.NodeModel(
@@ -83,7 +87,12 @@ def level(one: Loaded) -> Any:
     return one.check.level
 
 
-def result(cell: Cell, waiver: Waiver | None) -> model.Result:
+def seconds(facts: Facts, cell: Cell) -> float:
+    """Return what a cell's facts took; a probe that several checks share counts for each."""
+    return facts.fact_seconds.get(cell.check.evidence, {}).get(cell.node, 0.0)
+
+
+def result(cell: Cell, waiver: Waiver | None, taken_s: float) -> model.Result:
     """Return a cell as the report has it."""
     said = cell.verdict
     trouble = said.status in (FAIL, WARN)
@@ -98,6 +107,7 @@ def result(cell: Cell, waiver: Waiver | None) -> model.Result:
         details=list(said.details),
         fix=fix,
         reproduce=said.reproduce,
+        seconds=taken_s,
         waived=None
         if waiver is None
         else model.Waived(until=waiver.until, owner=waiver.owner, reason=waiver.reason),
@@ -154,17 +164,28 @@ def cause(found: causes.Cause) -> model.Cause:
 
 
 def again(
-    report: model.Report, catalog: Catalog, want: Want, waivers: Sequence[Waiver], policy: Policy
+    report: model.Report,
+    catalog: Catalog,
+    want: Want,
+    skips: Mapping[str, str],
+    waivers: Sequence[Waiver],
+    policy: Policy,
 ) -> model.Report:
     """Return a report judged anew from its facts; checks that are no longer known are left out."""
     checks = [catalog[one.id] for one in report.checks if one.id in catalog]
-    skips = {
+    skips = dict(skips) | {
         one.id: next(r.summary for r in report.results if r.check == one.id)
         for one in checks
         if one.evidence not in report.facts
     }
+    fact_seconds: dict[str, dict[str, float]] = {}
+    for row in report.results:
+        if row.check in catalog:
+            by_node = fact_seconds.setdefault(catalog[row.check].evidence, {})
+            by_node[row.node] = row.seconds
     facts = Facts(
         run=report.run,
+        fact_seconds=fact_seconds,
         evidence=report.facts,
         addresses={node.name: node.address for node in report.nodes},
         node_seconds={node.name: node.seconds for node in report.nodes},
