@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from types import TracebackType
+from typing import TextIO
 
-from rich.console import Console
-
+from preflight.errors import printable
 from preflight.run import Event, Exercising, NodeDone
+
+USUAL_WIDTH = 80
+"""Columns of a terminal that does not know its own."""
+FEW = 3
+"""So many nodes that are still waited for are named."""
 
 
 class Meter:
-    """One line that changes: how many nodes have answered, and what is being exercised."""
+    """One line that changes: how many nodes have answered, then what is being exercised.
 
-    def __init__(self, nodes: int, color: bool) -> None:
-        console = Console(stderr=True, no_color=not color)
-        self._status = (
-            console.status(f"connecting to {nodes} nodes") if console.is_terminal else None
-        )
-        self._nodes = nodes
-        self._done = self._lost = 0
+    Written with carriage returns and blanks alone. The cursor is never hidden and no thread
+    draws, so there is nothing to restore however the run ends.
+    """
+
+    def __init__(self, nodes: Collection[str], out: TextIO) -> None:
+        self._out = out if out.isatty() else None
+        self._nodes = len(nodes)
+        self._waiting = dict.fromkeys(nodes)
+        self._lost = 0
 
     def __enter__(self) -> Meter:
         """Begin."""
-        if self._status:
-            self._status.start()
+        self._write(f"connecting to {self._nodes} node{'s' * (self._nodes != 1)}")
         return self
 
     def __exit__(
@@ -33,19 +41,30 @@ class Meter:
         trace: TracebackType | None,
     ) -> None:
         """Wipe the line."""
-        if self._status:
-            self._status.stop()
+        self._write("")
 
     def show(self, event: Event) -> None:
         """Show what happened."""
         if isinstance(event, NodeDone):
-            self._done += 1
+            self._waiting.pop(event.node, None)
             self._lost += not event.reached
-            lost = f", {self._lost} not reached" if self._lost else ""
-            text = f"{self._done} of {self._nodes} nodes probed{lost}"
+            self._write(self._probed())
         elif isinstance(event, Exercising):
-            text = event.check
+            self._write(f"exercising {event.check}")
         else:
-            text = "judging"
-        if self._status:
-            self._status.update(text)
+            self._write("judging")
+
+    def _probed(self) -> str:
+        lost = f", {self._lost} not reached" if self._lost else ""
+        waiting = ""
+        if 0 < len(self._waiting) <= FEW < self._nodes:
+            waiting = f", waiting for {' '.join(self._waiting)}"
+        return f"{self._nodes - len(self._waiting)} of {self._nodes} nodes probed{lost}{waiting}"
+
+    def _write(self, text: str) -> None:
+        if self._out is None:
+            return
+        # The last column stays free: a terminal that wraps there would leave lines behind.
+        room = (os.get_terminal_size(self._out.fileno()).columns or USUAL_WIDTH) - 1
+        self._out.write(f"\r{printable(text)[:room]:{room}}\r")
+        self._out.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def command(source: Path | None, **given: Any) -> int:
     3 undetermined, 130 interrupted.
     """
     plan, policy, transports = prepare(source, given)
-    meter = progress.Meter([node.name for node in plan.cluster.nodes])
+    meter = progress.Meter([node.name for node in plan.cluster.nodes], sys.stderr)
     outcome = None
     with contextlib.closing(run(plan, transports)) as events, meter:
         for event in events:

@@ -1,0 +1,55 @@
+"""Every result, for those who asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from preflight.report.folding import out_of
+from preflight.report.grid import STYLES, WORDS
+from preflight.report.grouping import by
+from preflight.report.model import Report, Result
+from preflight.report.page import INDENT, Page
+
+WIDEST_WORD = max(map(len, WORDS.values()))
+INSIDE = INDENT + WIDEST_WORD + 1
+
+
+def details(page: Page, report: Report) -> None:
+    """Write the results of each check, nodes of which the same is said together."""
+    claims = {check.id: check.claim for check in report.checks}
+    for check, rows in by(report.results, lambda r: r.check).items():
+        page.blank()
+        page.line((check, "bold"))
+        page.wrap(claims.get(check, ""), style="dim")
+        for same in by(rows, alike).values():
+            result(page, same, len(report.nodes))
+
+
+def alike(row: Result) -> tuple[str, ...]:
+    """Return all that is said of a node."""
+    said = (row.status, row.summary, row.observed, row.expected, row.details, str(row.waived))
+    return tuple(map(compact, said))
+
+
+def result(page: Page, same: Sequence[Result], total: int) -> None:
+    """Write what is said of some nodes."""
+    row = same[0]
+    word = WORDS[row.status]
+    who = out_of([r.node for r in same], total)
+    page.wrap(f"{who}: {row.summary}", word.ljust(WIDEST_WORD), label_style=STYLES.get(word, ""))
+    if row.observed is not None or row.expected is not None:
+        parts = {"observed": row.observed, "expected": row.expected}
+        said = [f"{name} {compact(value)}" for name, value in parts.items() if value is not None]
+        page.wrap(", ".join(said), indent=INSIDE, style="dim")
+    if row.waived:
+        page.wrap(f"waived until {row.waived.until} by {row.waived.owner}", indent=INSIDE)
+    for text in row.details:
+        for line in text.rstrip("\n").split("\n"):
+            page.keep(line, INSIDE)
+
+
+def compact(value: Any) -> str:
+    """Return a value on one line, text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
