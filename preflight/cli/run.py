@@ -14,7 +14,7 @@ import click
 from preflight import catalog, inventory
 from preflight.api import LEVELS
 from preflight.cli import options, progress
-from preflight.errors import ConfigError
+from preflight.errors import ConfigError, printable
 from preflight.inventory import Cluster
 from preflight.node_names import expand
 from preflight.report import build, model, terminal
@@ -94,7 +94,7 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
         fail_on_warn=given["fail_on"] == "warn",
         today=dt.datetime.now(dt.timezone.utc).date(),
     )
-    ssh = SshTransport()
+    ssh = SshTransport(lambda text: click.echo(f"preflight: {printable(text)}", err=True))
     ssh.validate(cluster.nodes)
     checks = known.select(only, given["level"])
     plan = Plan(cluster, checks, given["level"], skips, given["deadline"])
