@@ -18,11 +18,10 @@ INSIDE = INDENT + WIDEST_WORD + 1
 
 def details(page: Page, report: Report) -> None:
     """Write the results of each check, nodes of which the same is said together."""
+    page.title("every result")
     claims = {check.id: check.claim for check in report.checks}
     for check, rows in by(report.results, lambda r: r.check).items():
-        page.blank()
-        page.line((check, "bold"))
-        page.wrap(claims.get(check, ""), style="dim")
+        page.wrap(claims.get(check, ""), check + " ", indent=0, style="dim", label_style="bold")
         for same in by(rows, alike).values():
             result(page, same, len(report.nodes))
 

@@ -134,9 +134,9 @@ def coverage(page: Page, report: Report) -> None:
         low, high = min(counts)[0], max(counts)[0]
         parts = [f"{low} to {high} of {len(report.checks)} checks ran on {total} nodes"]
     skips = skipped(report, {node.name for node in nodes})
-    if len(skips) == len(parts) == 1:
-        parts += skips
-        skips = []
+    line = "; ".join([*parts, *skips])
+    if len(skips) == len(parts) == 1 and cell_len(line) <= page.width:
+        parts, skips = [line], []
     page.wrap("; ".join(parts), indent=0)
     for skip in skips[:MOST_SKIPS]:
         page.wrap(skip)

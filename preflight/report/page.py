@@ -21,7 +21,10 @@ LABEL = 5
 """Columns of the widest label, `why: `."""
 MOST = 400
 """Characters of one piece of foreign text: five lines of an 80-column terminal."""
+MOST_OF_LABEL = 60
 MOST_BLANKS = 16
+NARROWEST = 8
+"""Columns of text, however much stands before it."""
 MOST_OF_COMMAND = 2000
 """A command that is cut is of no use, so there is room for any that somebody would copy."""
 
@@ -75,6 +78,7 @@ class Page:
         most: int = MOST,
     ) -> None:
         """Write text on as many lines as it takes, the label before the first."""
+        label = self.clean(label, MOST_OF_LABEL)
         inside = indent + (max(LABEL, len(label) + 1) if label else 0)
         for number, words in enumerate(wrapped(self.clean(text, most), self.width - inside)):
             before = " " * indent + label if number == 0 else ""
@@ -101,7 +105,7 @@ class Page:
 
     def heading(self, lead: str, who: str, summary: str, right: str) -> None:
         """Write what a block is about: on one line if it fits, else the summary below."""
-        before, after = lead.ljust(INDENT), self.clean(right)
+        before, after = f"{lead} ".ljust(INDENT), self.clean(right, MOST_OF_LABEL)
         name, said = self.clean(who), self.clean(summary)
         room = self.width - len(before) - cell_len(after) - 2
         if cell_len(name) + 2 + cell_len(said) <= room:
@@ -125,7 +129,7 @@ class Page:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Return text in lines; only a word wider than a line is broken, after a comma if it can be."""
-    lines = [""]
+    lines, width = [""], max(width, NARROWEST)
     for word in _WORD.findall(text):
         for piece in _pieces(word, width):
             longer = f"{lines[-1]} {piece}" if lines[-1] else piece

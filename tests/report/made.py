@@ -12,17 +12,18 @@ from preflight.catalog import Manual
 from preflight.report import model
 from preflight.report.build import Policy, coverage, overall, verdict
 
-CHECKS = """
-    access.ssh access.python access.identity
-    software.os software.python software.driver software.cuda software.pytorch software.nccl
-    launch.env launch.paths
-    network.interface network.port network.firewall network.mtu network.path_mtu network.link
-    rdma.devices rdma.port rdma.qos
-    gpu.inventory gpu.health gpu.fabric
-    host.limits host.shm host.clock host.kernel_log
-    storage.mounts storage.identity
-    collective.all_reduce
-""".split()
+NAMES = {
+    "access": ("ssh", "python", "identity"),
+    "software": ("os", "python", "driver", "cuda", "pytorch", "nccl"),
+    "launch": ("env", "paths"),
+    "network": ("interface", "port", "firewall", "mtu", "path_mtu", "link"),
+    "rdma": ("devices", "port", "qos"),
+    "gpu": ("inventory", "health", "fabric"),
+    "host": ("limits", "shm", "clock", "kernel_log"),
+    "storage": ("mounts", "identity"),
+    "collective": ("all_reduce",),
+}
+CHECKS = [f"{group}.{name}" for group, names in NAMES.items() for name in names]
 LOCAL = [check for check in CHECKS if check.split(".")[0] not in ("collective", "rdma")]
 
 
