@@ -6,6 +6,7 @@ editor completes is what `load` accepts. Docstrings of fields are the schema's d
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import Field, PrivateAttr, create_model, model_validator
 from preflight.api import Expect
 from preflight.json_schema import editor_schema
 from preflight.node_names import MAX_NODES, address_problem, is_range, names
+from preflight.secrecy import masked
 from preflight.values import Day, Fanout, Jump, Model, Number, Port, Seconds, Text
 from preflight.wording import validated
 from preflight.yaml_lines import Document, Where, nearest, parse, read_text, shown
@@ -142,7 +144,8 @@ class Cluster(Model):
     @property
     def wanted_launch(self) -> dict[str, Any]:
         """What judges and probes are told of the launch: JSON-able, with the master filled in."""
-        return self.launch.model_dump(mode="json", exclude_none=True) | {"master": self.master}
+        launch = self.launch.model_dump(mode="json", exclude_none=True)
+        return launch | {"master": self.master, "env": masked(self.launch.env)}
 
 
 class FileSsh(SshSettings):
@@ -186,7 +189,9 @@ def check_dirs(path: Path) -> tuple[Path, ...]:
     value = parse(read_text(path), str(path)).value
     checks = value.get("checks") if isinstance(value, dict) else None
     dirs = checks.get("dirs") if isinstance(checks, dict) else None
-    places = [path.parent / Path(d).expanduser() for d in dirs or () if isinstance(d, str)]
+    texts = [text for text in dirs if isinstance(text, str)] if isinstance(dirs, list) else []
+    # not expanduser, which raises for a user there is not
+    places = [path.parent / os.path.expanduser(text) for text in texts]  # noqa: PTH111
     return tuple(place for place in places if place.is_dir())
 
 

@@ -93,10 +93,11 @@ class Document:
         Raises:
             ConfigError: the first problem by line, and how many others there are.
         """
-        if not self.problems:
+        problems, self.problems = self.problems, []
+        if not problems:
             return
-        line, where, message = min(self.problems, key=lambda problem: problem.line)
-        others = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+        line, where, message = min(problems, key=lambda problem: problem.line)
+        others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         key = f"{self.key(where)}: " if where else ""
         raise _error(self.source, line, f"{key}{message}{others}")
 
@@ -220,7 +221,7 @@ class _Reader:
         if self.values > MAX_VALUES or len(where) > MAX_DEPTH:
             raise _error(
                 self.document.source,
-                self.document.line(where),
+                self.document.line(where[:1]),
                 "aliases make it too large; write the values out",
             )
         self.document.lines.setdefault(where, node.start_mark.line + 1)
