@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Mapping
 
-from preflight.api import Check, Verdict, Want, fail, ok, unknown, warn
+from preflight.api import Check, Verdict, Want, fail, ok, some, unknown, warn
 from preflight.node.kernel import Identity, identity
 
 
@@ -32,11 +32,11 @@ def verdict(fact: Identity, machines: Mapping[tuple[str, str], list[str]], node:
     others = [name for name in same if name != node]
     if not others:
         return ok("a machine of its own: " + fact["hostname"])
-    summary = "{} are one machine: {}".format(" and ".join(same), fact["hostname"])
+    summary = "{} are one machine: {}".format(some(same), fact["hostname"])
     # A bench of many addresses of 127/8 on one machine is meant so, and known to whoever made it.
     bench = fact["server_address"].startswith("127.") or fact["server_address"] == "::1"
     say = warn if bench else fail
-    return say(summary, observed=len(same), expected=1, scope="pair", peers=tuple(others))
+    return say(summary, observed=same, scope="pair", peers=tuple(others))
 
 
 CHECK = Check(probe=identity, compare=compare)
