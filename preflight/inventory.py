@@ -178,20 +178,20 @@ def this_machine() -> Cluster:
     )
 
 
-def check_dirs(path: Path) -> tuple[Path, ...]:
+def check_dirs(text: str, source: str) -> tuple[Path, ...]:
     """Return the folders under `checks: {dirs: ...}`, for they say which keys `expect:` may have.
 
-    Only a first look: whatever is wrong is said by `load`.
+    Only a first look: whatever is wrong is said by `load_text`.
 
     Raises:
-        ConfigError: the file cannot be read, or is not YAML.
+        ConfigError: it is not YAML.
     """
-    value = parse(read_text(path), str(path)).value
+    value = parse(text, source).value
     checks = value.get("checks") if isinstance(value, dict) else None
     dirs = checks.get("dirs") if isinstance(checks, dict) else None
     texts = [text for text in dirs if isinstance(text, str)] if isinstance(dirs, list) else []
     # not expanduser, which raises for a user there is not
-    places = [path.parent / os.path.expanduser(text) for text in texts]  # noqa: PTH111
+    places = [Path(source).parent / os.path.expanduser(text) for text in texts]  # noqa: PTH111
     return tuple(place for place in places if place.is_dir())
 
 

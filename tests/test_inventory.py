@@ -19,7 +19,7 @@ from preflight.api import Expect
 from preflight.errors import ConfigError
 from preflight.inventory import check_dirs, check_ids, load, load_text, schema, this_machine
 from preflight.node_names import MAX_NODES, expand
-from preflight.yaml_lines import MAX_BYTES, MAX_VALUES, parse
+from preflight.yaml_lines import MAX_BYTES, MAX_VALUES, parse, read_text
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "inventory"
@@ -281,7 +281,7 @@ def test_check_dirs_are_told_before_the_rest_is_right(
     found = {}
     for dirs in ("[site, ~/site, none, ~nobody-of-that-name/x, 5]", "5", "site", "", "{a: b}"):
         path.write_text(f"expect: {{new: 1}}\nchecks:\n  dirs: {dirs}\n")
-        found[dirs] = check_dirs(path)
+        found[dirs] = check_dirs(path.read_text(), str(path))
     assert list(found.values()) == [(tmp_path / "site",) * 2, (), (), (), ()]
 
 
@@ -502,7 +502,11 @@ def test_any_text(text: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.binary(max_size=200), st.sampled_from([load, check_dirs]))
+def dirs_in(path: Path) -> object:
+    return check_dirs(read_text(path), str(path))
+
+
+@given(st.binary(max_size=200), st.sampled_from([load, dirs_in]))
 def test_any_bytes(data: bytes, read: Callable[[Path], object]) -> None:
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(data)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import click
 
-from preflight import catalog, inventory
 from preflight.api import Want
 from preflight.cli import options
-from preflight.cli.run import skipped
 from preflight.inventory import Waiver
 from preflight.report import build, model, terminal
 
@@ -37,18 +35,16 @@ def command(
     No node is touched. Exit codes are those of `run`.
     """
     old = model.read(report_path)
-    in_file = inventory.check_dirs(source) if source else ()
-    known = catalog.load([*in_file, *dirs])
+    known, cluster = options.loaded(source, dirs)
     names = [node.name for node in old.nodes]
-    want = Want(old.want.launch, old.want.expect, names)
-    waivers = [Waiver.model_validate(waiver) for waiver in old.want.waivers]
-    skips: dict[str, str] = {}
     if source:
-        cluster = inventory.load(source, known.expects)
-        inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}])
         want = Want(cluster.wanted_launch, cluster.expect, names)
         waivers = list(cluster.waivers)
-        skips = skipped(cluster, known)
+        skips = options.skipped(cluster, known)
+    else:
+        want = Want(old.want.launch, old.want.expect, names)
+        waivers = [Waiver.model_validate(waiver) for waiver in old.want.waivers]
+        skips = {}
     policy = build.Policy(
         fail_on_warn=fail_on == "warn", today=dt.datetime.now(dt.timezone.utc).date()
     )

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import click
 
+from preflight import catalog, inventory
+from preflight.catalog import Catalog
 from preflight.errors import ConfigError
+from preflight.inventory import Cluster
+from preflight.yaml_lines import read_text
 
 verbose = click.option("-v", "--verbose", is_flag=True, help="Every result, with details.")
 no_color = click.option(
@@ -18,6 +22,27 @@ no_color = click.option(
     default=lambda: bool(os.environ.get("NO_COLOR")),
     help="No colour; NO_COLOR does the same.",
 )
+
+
+def loaded(source: Path | None, dirs: Sequence[Path]) -> tuple[Catalog, Cluster]:
+    """Return the checks and the cluster; an inventory is read once, it may be a pipe.
+
+    Raises:
+        ConfigError: check files or inventory are wrong.
+    """
+    if source is None:
+        return catalog.load(dirs), inventory.this_machine()
+    text = read_text(source)
+    known = catalog.load([*inventory.check_dirs(text, str(source)), *dirs])
+    cluster = inventory.load_text(text, str(source), known.expects)
+    inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}])
+    return known, cluster
+
+
+def skipped(cluster: Cluster, known: Catalog) -> dict[str, str]:
+    """Return the checks that the inventory skips, with its reasons."""
+    words = cluster.checks.skip.items()
+    return {check_id: why for word, why in words for check_id in known.match(word, "checks.skip")}
 
 
 def write(path: str, text: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from preflight import catalog, inventory
 from preflight.api import LEVELS
 from preflight.cli import options, progress
 from preflight.errors import ConfigError, printable
@@ -78,12 +77,9 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
     Raises:
         ConfigError: inventory, options, check files, key files.
     """
-    in_file = inventory.check_dirs(source) if source else ()
-    known = catalog.load([*in_file, *given["dirs"]])
-    cluster = inventory.load(source, known.expects) if source else inventory.this_machine()
-    inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}])
+    known, cluster = options.loaded(source, given["dirs"])
     cluster = narrowed(cluster, given)
-    skips = skipped(cluster, known)
+    skips = options.skipped(cluster, known)
     for word in given["skip"]:
         check_id, _, why = word.partition("=")
         skips |= dict.fromkeys(known.match(check_id, "--skip"), why or "skipped by --skip")
@@ -99,12 +95,6 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
     checks = known.select(only, given["level"])
     plan = Plan(cluster, checks, given["level"], skips, given["deadline"])
     return plan, policy, {"ssh": ssh, "local": LocalTransport()}
-
-
-def skipped(cluster: Cluster, known: catalog.Catalog) -> dict[str, str]:
-    """Return the checks that the inventory skips, with its reasons."""
-    words = cluster.checks.skip.items()
-    return {check_id: why for word, why in words for check_id in known.match(word, "checks.skip")}
 
 
 def narrowed(cluster: Cluster, given: Mapping[str, Any]) -> Cluster:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_judging_again_gives_the_same(bed: Testbed) -> None:
     assert (forgiving.returncode, third["verdict"]) == (0, "ready")
 
 
-LOST = {
+LOST: dict[str, tuple[Callable[[Testbed], object], str]] = {
     "refused": (lambda bed: bed.stop_sshd("tb2"), "refused"),
     "filtered": (lambda bed: bed.drop_ssh("tb2"), "no answer within"),
     "unplugged": (lambda bed: bed.unplug("tb2"), ""),
@@ -161,6 +162,14 @@ CHECK = Check(probe=probe, judge=judge, timeout_s=500)
 """
 
 
+def alone(bed: Testbed, node: str) -> bool:
+    return not bed.survivors(node)
+
+
+def hanging(bed: Testbed, node: str) -> bool:
+    return any("sleep 600" in line for line in bed.survivors(node))
+
+
 def after_a_run(bed: Testbed, _: str) -> None:
     assert bed.preflight("run", str(bed.inventory())).returncode == 0
 
@@ -170,7 +179,7 @@ def interrupted(number: int) -> Callable[[Testbed, str], None]:
         args = ("run", str(bed.inventory()), "--checks", checks, "--only", "site")
         with bed.start(*args) as process:
             for node in bed.names:
-                wait_until(lambda n=node: "sleep 600" in " ".join(bed.survivors(n)), "the probe")
+                wait_until(partial(hanging, bed, node), "the probe")
             process.send_signal(number)
             process.communicate(timeout=20)
         if number == signal.SIGINT:
@@ -196,7 +205,7 @@ def test_nothing_is_left_on_any_node(
     before = {node: bed.files(node) for node in bed.names}
     how(bed, str(tmp_path))
     for node in bed.names:
-        wait_until(lambda n=node: not bed.survivors(n), f"no process of ours on {node}")
+        wait_until(partial(alone, bed, node), f"no process of ours on {node}")
     assert {node: bed.files(node) for node in bed.names} == before
 
 
@@ -212,7 +221,7 @@ def bad(bed: Testbed, **overrides: Any) -> tuple[str, ...]:
     return ("run", str(bed.inventory(**overrides)))
 
 
-BAD = {
+BAD: dict[str, Callable[[Testbed], tuple[str, ...]]] = {
     "unknown_key": lambda bed: bad(bed, launcher={}),
     "duplicate_node": lambda bed: bad(bed, nodes=["tb1", "tb1"]),
     "bad_range": lambda bed: bad(bed, nodes=["tb[4-1]"]),
