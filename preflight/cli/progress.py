@@ -57,7 +57,7 @@ class Meter:
     def _probed(self) -> str:
         lost = f", {self._lost} not reached" if self._lost else ""
         waiting = ""
-        if 0 < len(self._waiting) <= FEW < self._nodes:
+        if 0 < len(self._waiting) <= FEW:
             waiting = f", waiting for {' '.join(self._waiting)}"
         return f"{self._nodes - len(self._waiting)} of {self._nodes} nodes probed{lost}{waiting}"
 

@@ -41,8 +41,8 @@ def matrix(page: Page, report: Report) -> None:
     shown = rows[:MOST_ROWS]
     others = sum(map(healthy, (words for words, _ in rows))) == 1 < len(rows)
     labels = [
-        f"{len(nodes)} other{'s' * (len(nodes) > 1)}"
-        if others and healthy(words)
+        f"{len(nodes)} others"
+        if others and healthy(words) and len(nodes) > 1
         else out_of(nodes, len(report.nodes))
         for words, nodes in shown
     ]
@@ -125,7 +125,9 @@ def coverage(page: Page, report: Report) -> None:
     page.blank()
     total = len(nodes)
     counts = by(nodes, lambda node: (node.coverage.ran, node.coverage.ran + node.coverage.skipped))
-    everywhere = f"the {total} nodes reached" if lost else out_of([n.name for n in nodes], total)
+    everywhere = out_of([node.name for node in nodes], total)
+    if lost and total > 1:
+        everywhere = f"the {total} nodes reached"
     parts = []
     for (ran, of), same in sorted(counts.items(), reverse=True):
         where = everywhere if len(same) == total else some([node.name for node in same])

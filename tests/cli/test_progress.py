@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import pty
+import struct
 import termios
 from collections.abc import Callable, Iterator
 from typing import TextIO
@@ -28,7 +30,7 @@ EVENTS: list[Event] = [
 def terminal(width: int) -> Iterator[tuple[TextIO, Callable[[], str]]]:
     """Give a terminal to write to, and a function that says what it got."""
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, width))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     with os.fdopen(ours, "rb", buffering=0) as screen, os.fdopen(theirs, "w") as out:
         yield out, lambda: screen.read(65536).decode()
 

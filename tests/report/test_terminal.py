@@ -207,6 +207,20 @@ def test_coverage_that_differs_much_is_a_range() -> None:
     assert "23 to 30 of 30 checks ran on 8 nodes" in lines(grid.report())
 
 
+def test_what_is_left_of_two_nodes_is_named() -> None:
+    grid = Grid(["gpu01", "gpu02"], ["access.ssh", "host.shm"])
+    grid.lose(["gpu02"])
+    grid.say("access.ssh", ["gpu02"], FAIL, "timed out", fix="switch it on")
+    grid.cause("access.ssh", ["gpu02"])
+    assert lines(grid.report())[-5:] == [
+        "       access host",
+        "gpu02  FAIL   -",
+        "gpu01  ok     ok",
+        "",
+        "all 2 checks ran on gpu01",
+    ]
+
+
 def test_the_grid_of_many_groups_is_two_tables() -> None:
     checks = ["access.ssh", *(f"group_number_{n}.check" for n in range(8))]
     found = lines(Grid(EIGHT, checks).report())
