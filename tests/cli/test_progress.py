@@ -28,11 +28,21 @@ EVENTS: list[Event] = [
 
 @contextlib.contextmanager
 def terminal(width: int) -> Iterator[tuple[TextIO, Callable[[], str]]]:
-    """Give a terminal to write to, and a function that says what it got."""
+    """Give a terminal to write to, and a function that closes it and says what it got."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     with os.fdopen(ours, "rb", buffering=0) as screen, os.fdopen(theirs, "w") as out:
-        yield out, lambda: screen.read(65536).decode()
+
+        def got() -> str:
+            out.close()
+            pieces = []
+            # Linux says EIO, not end of file, when the other side is closed.
+            with contextlib.suppress(OSError):
+                while piece := screen.read(4096):
+                    pieces.append(piece)
+            return b"".join(pieces).decode()
+
+        yield out, got
 
 
 def test_the_line_tells_what_happens_and_is_wiped() -> None:
