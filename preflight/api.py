@@ -122,6 +122,29 @@ class Stat(NamedTuple):
     mtime: float
 
 
+class Visit(NamedTuple):
+    """What became of going to a path that may lie on a dead mount.
+
+    `error` is empty, `no answer`, or the name of an errno such as `ESTALE`; then the rest is empty.
+    """
+
+    error: str
+    real: str = ""
+    """The path with all links resolved."""
+    readable: bool = False
+    """Whether the login user may enter and list it."""
+    writable: bool = False
+    size: int = 0
+    """Bytes of the file system."""
+    free: int = 0
+    seconds: float = 0.0
+    """How long it took to answer."""
+
+
+NO_ANSWER = "no answer"
+"""The `error` of a visit that did not come back in time."""
+
+
 class Node(Protocol):
     """The one door through which a probe sees its machine; all of it is recordable.
 
@@ -159,6 +182,12 @@ class Node(Protocol):
 
     def statvfs(self, path: str) -> StatVfs | None:
         """Return the size of the file system that holds a path. May hang on a dead mount."""
+
+    def visit(self, paths: Sequence[str], limit_s: float = 2) -> Mapping[str, Visit]:
+        """Go to several paths at once, each in a process of its own: none can hang the others.
+
+        One that does not come back within the limit is left behind, and killed.
+        """
 
     def which(self, program: str) -> str | None:
         """Return the full path of a program on PATH, None if there is none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from preflight.api import Absent, Account, Ran, Stat, StatVfs, Unobservable
+from preflight.api import Absent, Account, Ran, Stat, StatVfs, Unobservable, Visit
 
 
 def key(*args: Any) -> str:
@@ -83,6 +83,10 @@ class Replay:
         """Return a recorded file system size."""
         found = self.answer("statvfs", path)
         return None if found is None else StatVfs(*found)
+
+    def visit(self, paths: Sequence[str], limit_s: float = 2) -> Mapping[str, Visit]:
+        """Return recorded visits."""
+        return {path: Visit(**self.answer("visit", path)) for path in paths}
 
     def which(self, program: str) -> str | None:
         """Return a recorded program's path."""

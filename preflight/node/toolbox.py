@@ -12,6 +12,7 @@ import ctypes
 import enum
 import errno
 import grp
+import json
 import os
 import pwd
 import resource
@@ -24,7 +25,7 @@ import sys
 import time
 from typing import Any, Mapping, Sequence
 
-from preflight.api import Absent, Account, Ran, Stat, StatVfs, Unobservable
+from preflight.api import NO_ANSWER, Absent, Account, Ran, Stat, StatVfs, Unobservable, Visit
 
 CAP = 256 << 10
 """Bytes of one file or one command's output: facts are small, logs are not facts."""
@@ -121,6 +122,12 @@ class Toolbox:
             found.f_blocks * block, found.f_bavail * block, found.f_files, found.f_favail
         )
 
+    def visit(self, paths: Sequence[str], limit_s: float = 2) -> Mapping[str, Visit]:
+        """Go to several paths at once, each in a process of its own."""
+        under_way = {path: depart(path) for path in dict.fromkeys(paths)}
+        deadline = time.monotonic() + limit_s
+        return {path: back(*trip, deadline) for path, trip in under_way.items()}
+
     def which(self, program: str) -> str | None:
         """Return the full path of a program."""
         return shutil.which(program) or shutil.which(program, path=SYSTEM_PATH)
@@ -199,6 +206,59 @@ class Toolbox:
         except nvml.NVMLError as error:
             absent = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
             raise (Absent if error.value in absent else Unobservable)(f"NVML: {error}") from error
+
+
+def depart(path: str) -> tuple[int, int]:
+    """Start a process that goes to a path; return its pid and where it will tell."""
+    come, tell = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(come)
+        os.close(tell)
+        raise Unobservable(f"cannot start a process: {error.strerror}") from error
+    if pid == 0:
+        try:
+            die_with_parent()
+            os.write(tell, json.dumps(gone_to(path)).encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    return pid, come
+
+
+def gone_to(path: str) -> Visit:
+    """Go to a path; this is what may hang."""
+    begun = time.monotonic()
+    try:
+        os.stat(path)
+        found = os.statvfs(path)
+        real = os.path.realpath(path)
+        readable, writable = os.access(path, os.R_OK | os.X_OK), os.access(path, os.W_OK)
+    except OSError as error:
+        return Visit(errno.errorcode.get(error.errno or 0, str(error.errno)))
+    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return Visit("", real, readable, writable, size, free, round(time.monotonic() - begun, 4))
+
+
+def back(pid: int, come: int, deadline: float) -> Visit:
+    """Return what a visitor tells, or that it does not come back.
+
+    It is killed, and not waited for: in D state it stays until its mount answers.
+    """
+    told, poller = b"", select.poll()
+    poller.register(come, select.POLLIN | select.POLLHUP)
+    try:
+        while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            data = os.read(come, 1 << 16)
+            if not data:
+                os.waitpid(pid, 0)
+                return Visit(*json.loads(told)) if told else Visit("died")
+            told += data
+    finally:
+        os.close(come)
+    os.kill(pid, signal.SIGKILL)
+    return Visit(NO_ANSWER)
 
 
 def loaded_psutil() -> Any:
