@@ -40,7 +40,12 @@ class Cause:
     @property
     def fix(self) -> str:
         """The command or sentence that mends it."""
-        return self.cells[0].verdict.fix or self.check.manual.fix
+        return fix_of(self.cells[0])
+
+
+def fix_of(cell: Cell) -> str:
+    """Return what mends a failing cell: the judge's words, else the docstring's in one line."""
+    return cell.verdict.fix or " ".join(cell.check.manual.fix.split())
 
 
 def find(cells: Sequence[Cell]) -> list[Cause]:

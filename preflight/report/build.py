@@ -52,12 +52,14 @@ def build(
     results = [
         result(cell, waiver_of(cell, waivers, policy.today), seconds(facts, cell)) for cell in cells
     ]
+    found = [cause(one) for one in causes.find(cells)]
+    theirs = of_others(found, results)
     by_node = {n: [r for r in results if r.node == n] for n in want.nodes}
     nodes = [
         model.NodeModel(
             name=name,
             address=facts.addresses.get(name, ""),
-            verdict=verdict(rows, policy),
+            verdict=verdict(rows, theirs, policy),
             seconds=facts.node_seconds.get(name, 0.0),
             coverage=coverage(rows),
         )
@@ -77,7 +79,7 @@ def build(
             model.CheckModel(id=one.id, claim=one.manual.claim, level=level(one)) for one in checks
         ],
         results=results,
-        causes=[cause(found) for found in causes.find(cells)],
+        causes=found,
         facts={key: {n: dict(f) for n, f in by.items()} for key, by in facts.evidence.items()},
     )
 
@@ -96,7 +98,7 @@ def result(cell: Cell, waiver: Waiver | None, taken_s: float) -> model.Result:
     """Return a cell as the report has it."""
     said = cell.verdict
     trouble = said.status in (FAIL, WARN)
-    fix = said.fix or (cell.check.manual.fix.replace("\n", " ") if trouble else None)
+    fix = causes.fix_of(cell) if trouble else said.fix
     return model.Result(
         check=cell.check.id,
         node=cell.node,
@@ -129,9 +131,30 @@ def coverage(rows: Sequence[model.Result]) -> model.Coverage:
     return model.Coverage(ran=len(rows) - skipped, skipped=skipped)
 
 
-def verdict(rows: Sequence[model.Result], policy: Policy) -> model.RunVerdict:
+def of_others(
+    found: Sequence[model.Cause], results: Sequence[model.Result]
+) -> set[tuple[str, str]]:
+    """Return check and node of the failing results that another node answers for.
+
+    A node that only fails to reach a bad one is good: without the bad one it would pass. A cause
+    that is waived answers for nothing.
+    """
+    waived = {(row.check, row.node) for row in results if row.waived}
+    return {
+        (effect.check, effect.node)
+        for one in found
+        for effect in one.explains
+        if one.kind == "node"
+        and effect.node not in one.nodes
+        and not all((one.check, node) in waived for node in one.nodes)
+    }
+
+
+def verdict(
+    rows: Sequence[model.Result], theirs: set[tuple[str, str]], policy: Policy
+) -> model.RunVerdict:
     """Return one node's verdict. A node of which nothing was told is undetermined."""
-    counted = [row for row in rows if not row.waived]
+    counted = [row for row in rows if not row.waived and (row.check, row.node) not in theirs]
     bad = {FAIL, WARN} if policy.fail_on_warn else {FAIL}
     if any(row.status in bad for row in counted):
         return "not_ready"

@@ -8,15 +8,21 @@ from typing import Any
 def causes(report: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     """Return kind, check and nodes of every cause, having seen that the report hangs together.
 
-    Every failing result is a cause's own or explained by one; a node without a failing result is
-    ready unless something of it could not be told.
+    Every failing result is a cause's own or explained by one, and just those nodes are not ready
+    that have a failing result for which no other node answers.
     """
     failing = {(r["check"], r["node"]) for r in report["results"] if r["status"] == "fail"}
     own = {(c["check"], node) for c in report["causes"] for node in c["nodes"]}
     explained = {(e["check"], e["node"]) for c in report["causes"] for e in c["explains"]}
     assert failing <= own | explained
     assert explained <= failing
-    bad = {node for _, node in failing}
+    theirs = {
+        (e["check"], e["node"])
+        for c in report["causes"]
+        for e in c["explains"]
+        if c["kind"] == "node" and e["node"] not in c["nodes"]
+    }
+    bad = {node for _, node in failing - theirs}
     assert {n["name"] for n in report["nodes"] if n["verdict"] == "not_ready"} == bad
     return [(c["kind"], c["check"], c["nodes"]) for c in report["causes"]]
 

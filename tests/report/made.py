@@ -10,7 +10,7 @@ from typing import Any
 from preflight.api import FAIL, PASS, SKIP, UNKNOWN, WARN
 from preflight.catalog import Manual
 from preflight.report import model
-from preflight.report.build import Policy, coverage, overall, verdict
+from preflight.report.build import Policy, coverage, of_others, overall, verdict
 
 NAMES = {
     "access": ("ssh", "python", "identity"),
@@ -101,12 +101,13 @@ class Grid:
             for node in self.names
         ]
         rows = {name: [r for r in results if r.node == name] for name in self.names}
+        theirs = of_others(self.causes, results)
         waivers = run.pop("waivers", [])
         nodes = [
             model.NodeModel(
                 name=name,
                 address="10.0.0.1",
-                verdict=verdict(rows[name], policy or Policy()),
+                verdict=verdict(rows[name], theirs, policy or Policy()),
                 seconds=1.5,
                 coverage=coverage(rows[name]),
             )

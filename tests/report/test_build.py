@@ -81,6 +81,19 @@ def test_waivers(tmp_path: Path, node: str | None, until: dt.date, verdict: str)
     assert [cause.check for cause in found.causes] == ["site.one"]
 
 
+@pytest.mark.parametrize("waived", [False, True])
+def test_who_only_suffers_from_another_node_is_ready(tmp_path: Path, waived: bool) -> None:
+    mtu, path = simple(tmp_path, "g.mtu", "g.path"), simple(tmp_path, "g.path")
+    facts: dict[str, dict[str, list[object]]] = {
+        "g.mtu": {"a": ["pass", "x"], "b": ["fail", "x"]},
+        "g.path": {"a": ["fail", "x", "pair", ["b"]], "b": ["pass", "x"]},
+    }
+    waiver = Waiver(check="g.mtu", node="b", until=TODAY, owner="ops", reason="RMA")
+    found = report([mtu, path], facts, waivers=[waiver] if waived else [], today=TODAY)
+    expected = {"a": "not_ready", "b": "ready"} if waived else {"a": "ready", "b": "not_ready"}
+    assert verdicts(found) == ("not_ready", expected)
+
+
 def test_seconds_and_coverage_are_those_measured(tmp_path: Path) -> None:
     one, two = simple(tmp_path, "site.one"), simple(tmp_path, "site.two")
     found = report([one, two], {"site.one": {"a": ["pass", "x"]}}, skips={"site.two": "not here"})
