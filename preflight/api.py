@@ -304,8 +304,8 @@ class Fleet(Protocol):
     def login(self, node: str) -> Mapping[str, Any]:
         """Return how the login on any node of the run went, reached or not."""
 
-    def clock(self, node: str) -> Mapping[str, Any]:
-        """Return `offset_s` of the node's clock to the controller's, and `error_s` around it."""
+    def clocks(self) -> Mapping[str, Mapping[str, float]]:
+        """Return of each node `offset_s`, its clock's lead over ours, and `error_s` around it."""
 
     def call(
         self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10

@@ -39,9 +39,12 @@ class Fleet:
         """Return how the login went."""
         return self._logins[node]
 
-    def clock(self, node: str) -> Mapping[str, Any]:
-        """Return the clock's offset; empty when the node stopped answering."""
-        return self._sessions[node].clock()
+    def clocks(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the clocks' offsets; nodes that stopped answering are left out."""
+        found = fan_out(
+            lambda node: self._sessions[node].clock(), self.nodes, WIDTH, self._deadline
+        )
+        return {done.item: done.result for done in found if done.result}
 
     def call(
         self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
