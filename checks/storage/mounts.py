@@ -1,0 +1,365 @@
+"""Network file systems are mounted alike on all nodes, as expected, and answer.
+
+Why: where /data is missing, or another export, ranks read other data, write checkpoints that
+    nobody finds, or fill the local disk. A hung mount stops every process that touches it, in a
+    state that even SIGKILL does not end.
+Facts: network (mounts of network file systems), expected (where each path of expect.mounts leads),
+    visits (how each answered within 2 s, in a process of its own), automounts, user.
+    Nothing is written: whether one may write is access(2) and the mount's options, so a server
+    that refuses root's or the user's writes all the same is not seen here.
+Source: /proc/self/mountinfo, stat(2), statvfs(3), access(2).
+Fix: mount it as on the other nodes, and put it into /etc/fstab so that it stays.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from shlex import quote
+from typing import Any, Mapping, Sequence
+
+from preflight.api import (
+    NO_ANSWER,
+    STATUSES,
+    Check,
+    Expect,
+    Verdict,
+    Want,
+    fail,
+    ok,
+    same_everywhere,
+    skip,
+    some,
+    unknown,
+    warn,
+)
+from preflight.node.mounts import Mount, Mounts, expected_paths, mounts, normal
+
+WORDS = {
+    NO_ANSWER: "does not answer in 2 s: whatever touches it hangs",
+    "ESTALE": "is stale: the server no longer knows it (stale file handle)",
+    "EIO": "gives input/output errors",
+    "ENOTCONN": "lost its file system daemon (transport endpoint is not connected)",
+}
+HARMLESS = ("", "ENOENT", "ENOTDIR", "EACCES", "EPERM")
+"""A mount that answers so is alive: hidden by another mount, or closed to the login user."""
+SLOW_S = 1.0
+"""A server that answers does so in milliseconds; half of the limit of a visit."""
+COMPARED = frozenset(
+    ("vers", "proto", "hard", "soft", "softerr", "sec", "rsize", "wsize", "nconnect", "noac")
+)
+"""Options of NFS that change speed or safety (nfs(5)). addr and clientaddr differ rightly."""
+ABSENT = "not mounted"
+SEVERAL = 3
+"""Servers of one export without a majority: two are as likely two file systems."""
+KNOWN = "if they are, say so: a pattern for source under expect.mounts"
+
+
+def compare(facts: Mapping[str, Mounts], want: Want) -> dict[str, Verdict]:
+    entries = {normal(entry["path"]): entry for entry in want.get("expect.mounts", ())}
+    found = {node: [*dead(fact), *unexpected(fact, entries, want)] for node, fact in facts.items()}
+    for path in sorted({mount["path"] for fact in facts.values() for mount in fact["network"]}):
+        for node, verdict in parity(facts, path, entries.get(path, {})).items():
+            said = any(path in (v.observed or ()) for v in found[node] if v.status == "fail")
+            if verdict.status != "pass" and not said:
+                found[node].append(verdict)
+    nothing = not entries and not any(fact["network"] for fact in facts.values())
+    return {node: told(fact, found[node], nothing, entries) for node, fact in facts.items()}
+
+
+def told(fact: Mounts, found: list[Verdict], nothing: bool, entries: Mapping[str, Any]) -> Verdict:
+    """Return the gravest of what was found; the rest are its details."""
+    if nothing:
+        return skip("no network file system on any node, and none expected")
+    if not found:
+        paths = sorted({mount["path"] for mount in fact["network"]} | set(entries))
+        return ok("mounted and answering: " + (some(paths) or "nothing now, all by automount"))
+    worst = max(found, key=lambda verdict: STATUSES.index(verdict.status))
+    rest = tuple(verdict.summary for verdict in found if verdict is not worst)
+    return replace(worst, details=(*worst.details, *rest))
+
+
+# ---- what one node shows by itself ---------------------------------------------------------
+
+
+def dead(fact: Mounts) -> list[Verdict]:
+    """Return what is wrong with mounts that do not answer, or do so slowly."""
+    known = {mount["path"]: mount for mount in fact["network"]}
+    known.update({path: place["mount"] for path, place in fact["expected"].items()})
+    found = []
+    for path, visit in fact["visits"].items():
+        error = visit["error"]
+        if error not in HARMLESS:
+            words = WORDS.get(error, "cannot be used: " + error)
+            found.append(
+                fail(
+                    f"{path} {words}",
+                    observed=[path, error],
+                    details=(shown(known[path]),),
+                    fix=revive(known[path]),
+                    reproduce=f"stat -f {quote(path)} &",
+                )
+            )
+        elif visit["seconds"] > SLOW_S:
+            found.append(warn("{} took {:.1f} s to answer".format(path, visit["seconds"])))
+    return found
+
+
+def revive(mount: Mount) -> str:
+    """Return what brings a dead mount back."""
+    path, server = quote(mount["path"]), server_of(mount)
+    remount = f"umount -f -l {path} && mount {path}"
+    if mount["type"].startswith("nfs"):
+        return f"see that {server} answers on TCP port 2049, then: {remount}"
+    return f"see that {server} answers, then: {remount}"
+
+
+def unexpected(fact: Mounts, entries: Mapping[str, Mapping[str, Any]], want: Want) -> list[Verdict]:
+    """Return what differs from expect.mounts; a path that does not answer is told elsewhere."""
+    found = []
+    for path, entry in entries.items():
+        if path not in fact["visits"]:
+            found.append(unknown(f"{path} was not looked at in this run"))
+        elif fact["visits"][path]["error"] in HARMLESS:
+            found += against(fact, path, entry, want)
+    return found
+
+
+def against(fact: Mounts, path: str, entry: Mapping[str, Any], want: Want) -> list[Verdict]:
+    """Return how an expected path that answers differs from what is expected of it."""
+    place, visit = fact["expected"][path], fact["visits"][path]
+    mount = place["mount"]
+    wanted = " ".join(entry[key] for key in ("type", "source") if key in entry)
+    say = partial(fail, observed=[path], expected=dict(entry), fix=mend(path, entry))
+    if visit["error"] in {"ENOENT", "ENOTDIR"}:
+        return [say(f"{path} does not exist" + (", expected " + wanted if wanted else ""))]
+    if mount["path"] != place["real"]:
+        lies = "it lies on {path} ({type} {source})".format(**mount)
+        return [say(f"nothing is mounted on {path}: {lies}")]
+    if not same_type(mount, entry.get("type")) or not same_source(mount, entry.get("source")):
+        return [say(f"{path} is {kind(mount)}, expected {wanted}")]
+    lacking = [o for o in wanted_options(entry) if o not in mount["options"]]
+    if lacking:
+        return [say("{} is mounted without {}".format(path, ",".join(lacking)))]
+    return permitted(fact, path, entry, want)
+
+
+def permitted(fact: Mounts, path: str, entry: Mapping[str, Any], want: Want) -> list[Verdict]:
+    """Return whether the job's user may use an expected mount as it must."""
+    visit, options = fact["visits"][path], fact["expected"][path]["mount"]["options"]
+    if entry.get("writable") and "ro" in options:
+        return [
+            fail(
+                f"{path} is mounted read-only, expected writable",
+                observed=[path, "ro"],
+                expected=dict(entry),
+                fix=f"mount -o remount,rw {quote(path)}",
+            )
+        ]
+    user = want.get("launch.user", fact["user"])
+    if user != fact["user"]:
+        return []  # what another user may do cannot be asked
+    lacks = "enter" if not visit["readable"] else "write to"
+    if visit["readable"] and (visit["writable"] or not entry.get("writable")):
+        return []
+    return [
+        fail(
+            f"{user or 'the login user'} may not {lacks} {path}",
+            observed=[path, lacks],
+            expected=dict(entry),
+            fix=f"give {user or 'the user'} permission on {path}: chown, chmod, or the export's"
+            " squash options",
+            reproduce=f"ls -ld {quote(path)}",
+        )
+    ]
+
+
+def mend(path: str, entry: Mapping[str, Any]) -> str:
+    """Return the command that mounts it as expected."""
+    words = ["mount"]
+    if "*" not in entry.get("type", "*"):
+        words += ["-t", entry["type"]]
+    if entry.get("options"):
+        words += ["-o", ",".join(wanted_options(entry))]
+    return joined([*words, *([entry["source"]] if "source" in entry else []), path])
+
+
+def same_type(mount: Mount, expected: str | None) -> bool:
+    """Whether a mount is of the type, or of the pattern of types; `nfs` is of any version."""
+    if expected is None or fnmatch.fnmatchcase(mount["type"], expected):
+        return True
+    versions = [option for option in mount["options"] if option.startswith("vers=4")]
+    return {mount["type"], expected} == {"nfs", "nfs4"} and (expected == "nfs" or bool(versions))
+
+
+def same_source(mount: Mount, expected: str | None) -> bool:
+    """Whether it comes from there: by name, by pattern, or by the server's address."""
+    if expected is None or fnmatch.fnmatchcase(mount["source"], expected):
+        return True
+    server, export = split(expected)
+    ours, path = split(mount["source"])
+    return path == export and server in {ours, address(mount)}
+
+
+def wanted_options(entry: Mapping[str, Any]) -> list[str]:
+    """Return the expected options as the mount table spells them."""
+    options = [option.strip() for option in entry.get("options", "").split(",")]
+    return [option.replace("nfsvers=", "vers=") for option in options if option]
+
+
+# ---- what differs between nodes ------------------------------------------------------------
+
+
+def parity(facts: Mapping[str, Mounts], path: str, entry: Mapping[str, Any]) -> dict[str, Verdict]:
+    """Return the verdicts of one mount point on all nodes that should have it mounted now."""
+    by_node = {
+        node: next((m for m in fact["network"] if m["path"] == path), None)
+        for node, fact in facts.items()
+    }
+    looked = {n: m for n, m in by_node.items() if m or not waits(facts[n], path)}
+    names = one_name(looked, entry.get("source"))
+    kinds = {n: "{} {}".format(m["type"], names[n]) if m else ABSENT for n, m in looked.items()}
+    source = next((m for n, m in looked.items() if m and kinds[n] == common(kinds)), None)
+    verdicts = same_everywhere(kinds, path + ":", fix=remount(source) if source else None)
+    for node, verdict in verdicts.items():
+        if verdict.expected == ABSENT:
+            here = f"{path} is mounted here only: {kinds[node]}"
+            verdicts[node] = warn(here, observed=[path, kinds[node]])
+        elif verdict.status == "fail":
+            verdicts[node] = aliased(path, replace(verdict, observed=[path, kinds[node]]), kinds)
+    alike = {n: m for n, m in looked.items() if m and verdicts[n].status == "pass"}
+    verdicts.update(other_options(path, alike))
+    return verdicts
+
+
+def other_options(path: str, alike: Mapping[str, Mount]) -> dict[str, Verdict]:
+    """Return the verdicts of nodes whose mount of the same thing has other options."""
+    found: dict[str, Verdict] = {}
+    modes = {n: "ro" if "ro" in m["options"] else "rw" for n, m in alike.items()}
+    tuned = {n: ",".join(o for o in m["options"] if compared(o)) for n, m in alike.items()}
+    fix = (
+        f"umount {quote(path)} && mount {quote(path)}, with the other nodes' options in /etc/fstab"
+    )
+    for values, say in ((tuned, warn), (modes, fail)):
+        verdicts = same_everywhere(values, f"{path}: options", show=listed, say=say, fix=fix)
+        for node, verdict in verdicts.items():
+            if verdict.status != "pass":
+                found[node] = replace(verdict, observed=[path, values[node]])
+    return found
+
+
+def listed(options: str) -> str:
+    return options or "none"
+
+
+def compared(option: str) -> bool:
+    """Whether an option should be the same everywhere."""
+    return option.split("=")[0] in COMPARED
+
+
+def waits(fact: Mounts, path: str) -> bool:
+    """Whether an automounter will mount something there when it is needed."""
+    return any((path + "/").startswith(normal(p) + "/") for p in fact["automounts"])
+
+
+def aliased(path: str, verdict: Verdict, kinds: Mapping[str, str]) -> Verdict:
+    """Return a milder verdict where one export comes from many servers.
+
+    That is how scale-out storage spreads its clients; no mount table tells it from a mistake.
+    """
+    servers, exports = zip(*(split(kind) for kind in kinds.values()))
+    many = len(set(servers))
+    if verdict.scope != "cluster" or len(set(exports)) > 1 or many < SEVERAL:
+        return verdict
+    summary = f"{path} comes from {many} servers: are they one file system?"
+    return replace(verdict, status="warn", summary=summary, fix=KNOWN)
+
+
+def one_name(mounted: Mapping[str, Mount | None], expected: str | None) -> dict[str, str]:
+    """Return each mount's source; one name for what is expected, and for servers of one address.
+
+    The most common spelling goes first.
+    """
+    present = {node: mount for node, mount in mounted.items() if mount}
+    often = Counter(mount["source"] for mount in present.values())
+    names: dict[tuple[str, str], str] = {}
+    found = {}
+    for node, mount in sorted(present.items(), key=lambda item: -often[item[1]["source"]]):
+        source = mount["source"]
+        known = address(mount)
+        same = (known, split(source)[1]) if known else (source, "")
+        found[node] = names.setdefault(same, source)
+        if expected is not None and same_source(mount, expected):
+            found[node] = expected
+    return found
+
+
+def common(kinds: Mapping[str, str]) -> str:
+    """Return what most nodes have."""
+    return Counter(kinds.values()).most_common(1)[0][0]
+
+
+def remount(mount: Mount) -> str:
+    """Return the command that mounts what most nodes have."""
+    words = ["mount", "-t", mount["type"]]
+    words += [
+        o for option in mount["options"] if option.startswith("vers=") for o in ("-o", option)
+    ]
+    return joined([*words, mount["source"], mount["path"]])
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return words as a shell would take them."""
+    return " ".join(map(quote, words))
+
+
+def split(source: str) -> tuple[str, str]:
+    """Return server and path of a source such as `nas01:/export` or `//nas01/share`."""
+    if source.startswith("//"):
+        server, _, path = source[2:].partition("/")
+    else:
+        server, _, path = source.rpartition(":/")
+    return server, path.rstrip("/")
+
+
+def address(mount: Mount) -> str:
+    """Return the server's address as the mount's options have it, empty if they do not."""
+    found = [option[5:] for option in mount["options"] if option.startswith("addr=")]
+    return found[0] if found else ""
+
+
+def server_of(mount: Mount) -> str:
+    return split(mount["source"])[0] or mount["source"]
+
+
+def kind(mount: Mount) -> str:
+    return "{} {}".format(mount["type"], mount["source"])
+
+
+def shown(mount: Mount) -> str:
+    return "{} on {}: {}".format(kind(mount), mount["path"], ",".join(mount["options"]))
+
+
+CHECK = Check(
+    probe=mounts,
+    compare=compare,
+    args=expected_paths,
+    expects=(
+        Expect(
+            "mounts",
+            list,
+            "",
+            "What must be mounted on every node.",
+            fields=(
+                Expect("path", str, "", "Where.", required=True),
+                Expect("type", str, "", "Such as nfs4; also a pattern such as fuse.*."),
+                Expect("source", str, "", "Such as nas01:/export/data; also a pattern."),
+                Expect("options", str, "", "Those that it must have, such as vers=4.2,hard."),
+                Expect("writable", bool, "", "Whether the job must be able to write there."),
+            ),
+        ),
+    ),
+    explains=("storage.coherence", "storage.same_data", "storage.space", "storage.cache_dirs"),
+)

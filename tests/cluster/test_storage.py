@@ -1,0 +1,105 @@
+"""Faults of shared storage on real nodes; the network file system is a stand-in over FUSE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster.blame import causes, results, summary
+from tests.cluster.machine import wait_until
+from tests.cluster.testbed import Testbed
+
+WHAT = "fuse.nfs4 10.78.0.4:/export"
+EXPECTED = {"path": "/data", "type": "*nfs4", "source": "10.78.0.4:/export", "writable": True}
+
+
+def report(bed: Testbed, *mounts: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of a run of `storage`, which must not be ready."""
+    expect = {"expect": {"mounts": list(mounts)}} if mounts else {}
+    done, found = bed.report("run", str(bed.inventory(**expect)), "--only", "storage")
+    assert done.returncode == 1
+    return found
+
+
+def test_a_share_that_is_mounted_everywhere_passes(bed: Testbed) -> None:
+    bed.share("/data")
+    inventory = bed.inventory(expect={"mounts": [EXPECTED]})
+    done, found = bed.report("run", str(inventory), "--only", "storage")
+    assert results(found, "fail", "warn", "unknown") == []
+    assert summary(found, "storage.mounts", "tb2") == "mounted and answering: /data"
+    assert done.returncode == 0
+
+
+FAULTS: dict[str, tuple[Callable[[Testbed], Any], str]] = {
+    "missing": (
+        lambda bed: bed.unmount("tb2", "/data"),
+        f"/data: not mounted, the 3 others have {WHAT}",
+    ),
+    "hung": (
+        lambda bed: bed.fuse_mode("tb2", "hang"),
+        "/data does not answer in 2 s: whatever touches it hangs",
+    ),
+    "stale": (
+        lambda bed: bed.fuse_mode("tb2", "stale"),
+        "/data is stale: the server no longer knows it (stale file handle)",
+    ),
+    "broken": (lambda bed: bed.fuse_mode("tb2", "eio"), "/data gives input/output errors"),
+    "read_only": (
+        lambda bed: bed.run("tb2", "mount", "-o", "remount,bind,ro", "/data"),
+        "/data: options ro, the 3 others have rw",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_share_is_told_and_nobody_else_is_blamed(bed: Testbed, fault: str) -> None:
+    put_in, words = FAULTS[fault]
+    bed.share("/data")
+    put_in(bed)
+    found = report(bed)
+    assert causes(found) == [("node", "storage.mounts", ["tb2"])]
+    assert found["causes"][0]["summary"] == words
+    assert found["causes"][0]["fix"]
+
+
+def test_another_source_is_told(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.fuse_mount(node, "/data", "10.78.0.4:/" + ("other" if node == "tb3" else "export"))
+    found = report(bed)
+    assert causes(found) == [("node", "storage.mounts", ["tb3"])]
+    words = f"/data: fuse.nfs4 10.78.0.4:/other, the 3 others have {WHAT}"
+    assert found["causes"][0]["summary"] == words
+
+
+def test_the_hung_one_of_several_mounts_is_named(bed: Testbed) -> None:
+    bed.share("/data")
+    bed.share("/home/shared", "10.78.0.4:/home")
+    bed.fuse_mode("tb2", "hang", "/home/shared")
+    found = report(bed)
+    assert causes(found) == [("node", "storage.mounts", ["tb2"])]
+    words = "/home/shared does not answer in 2 s: whatever touches it hangs"
+    assert found["causes"][0]["summary"] == words
+
+
+def test_what_is_expected_and_mounted_nowhere_is_one_cause(bed: Testbed) -> None:
+    found = report(bed, EXPECTED)
+    assert causes(found) == [("node", "storage.mounts", list(bed.names))]
+    words = "/data does not exist, expected *nfs4 10.78.0.4:/export"
+    assert found["causes"][0]["summary"] == words
+
+
+def test_a_mount_that_the_user_may_not_write_is_told(bed: Testbed) -> None:
+    bed.share("/data").chmod(0o755)
+    found = report(bed, EXPECTED)
+    assert causes(found) == [("node", "storage.mounts", list(bed.names))]
+    assert found["causes"][0]["summary"] == "alice may not write to /data"
+
+
+def test_nothing_of_ours_stays_behind_a_hung_mount(bed: Testbed) -> None:
+    bed.share("/data")
+    bed.fuse_mode("tb2", "hang")
+    report(bed)
+    bed.fuse_mode("tb2", "ok")
+    wait_until(lambda: not bed.survivors("tb2"), "no process of ours on tb2")
