@@ -94,8 +94,8 @@ class Session:
 
     @property
     def noise(self) -> str:
-        """What the node wrote to standard output that is not the agent's, made printable."""
-        return printable(self._decoder.noise.decode("utf-8", "replace"))
+        """What the node wrote to standard output that is not the agent's, on one line."""
+        return one_line(self._decoder.noise.decode("utf-8", "replace"))
 
     def call(
         self, module: str, function: str, args: Sequence[Any] = (), timeout_s: float = 10
@@ -216,8 +216,8 @@ class Session:
 
     def _no_start(self, frame: Mapping[str, Any] | None, timeout_s: float) -> AgentError:
         """Return the error of an agent that said nothing, with all that was heard instead."""
-        said = printable(self._stream.stderr_tail().strip()).replace("\\n", "; ")
-        heard = "; ".join(part for part in (said, self.noise.strip()) if part)
+        said = one_line(self._stream.stderr_tail())
+        heard = "; ".join(part for part in (said, self.noise) if part)
         if "sudo:" in said:
             return AgentError(
                 "sudo",
@@ -278,6 +278,11 @@ class Running:
         if self._answer is None:
             self._answer = self._stop()
         return self._answer
+
+
+def one_line(text: str) -> str:
+    """Return lines of a node as one, fit for a terminal."""
+    return "; ".join(printable(line.strip()) for line in text.splitlines() if line.strip())
 
 
 def new_tag() -> str:
