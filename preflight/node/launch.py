@@ -1,0 +1,109 @@
+"""The environment in which a node's ranks start, as far as it steers communication.
+
+Sent to nodes: stdlib only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping, TypedDict
+
+from preflight.api import Node, Unobservable, Want
+
+TAKEN = re.compile(
+    r"(NCCL|GLOO|UCX|TORCH|FI|OFI_NCCL)_\w+|MASTER_(ADDR|PORT)|TP_SOCKET_IFNAME"
+    r"|CUDA_DEVICE_MAX_CONNECTIONS",
+    re.ASCII,
+)
+"""Variables that are looked at; FI_ is libfabric's, OFI_NCCL_ its plugin's, TP_ TensorPipe's."""
+SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
+LONGEST = 512
+"""Characters of a value that are kept."""
+INVENTORY = "launch.env"
+SHELL = "the shell"
+SYSTEM_FILE = "/etc/nccl.conf"
+SEALED = ("docker", "podman")
+"""Engines whose containers inherit neither the node's environment nor its files."""
+
+
+class Setting(TypedDict):
+    """The value of a variable, and who sets it: `launch.env`, `the shell`, or a file."""
+
+    value: str
+    source: str
+
+
+class Settings(TypedDict):
+    """What the job would find, by variable."""
+
+    found: dict[str, Setting]
+    unreadable: list[str]
+    """Files that the login user may not read, so that what they set is not known."""
+
+
+def wanted(want: Want) -> tuple[dict[str, Any]]:
+    """Return the arguments of probes that look at the launch environment."""
+    keys = ("env", "user", "interface", "container")
+    return ({key: want.launch[key] for key in keys if want.launch.get(key)},)
+
+
+def settings(node: Node, launch: Mapping[str, Any]) -> Settings:
+    """Return the variables that steer communication; the first who sets one wins, as in NCCL.
+
+    Source: NCCL 2.30 src/misc/param.cc: initEnvFunc reads $NCCL_CONF_FILE or else ~/.nccl.conf,
+    then /etc/nccl.conf, by setenv(3) without overwriting.
+    """
+    places: list[tuple[str, Mapping[str, str]]] = [(INVENTORY, launch.get("env", {}))]
+    unreadable = []
+    if launch.get("container", {}).get("engine") not in SEALED:
+        places.append((SHELL, node.environ()))
+        for path in files(node, launch):
+            said = of_file(node, path)
+            if said is None:
+                unreadable.append(path)
+            else:
+                places.append((path, said))
+    found: dict[str, Setting] = {}
+    for source, values in places:
+        for name in sorted(values):
+            if is_taken(name):
+                found.setdefault(name, Setting(value=values[name][:LONGEST], source=source))
+    return Settings(found=found, unreadable=unreadable)
+
+
+def is_taken(name: str) -> bool:
+    """Whether a variable steers communication, and holds no secret."""
+    return bool(TAKEN.fullmatch(name)) and not SECRET.search(name)
+
+
+def files(node: Node, launch: Mapping[str, Any]) -> list[str]:
+    """Return the files from which NCCL would set variables, in its order."""
+    environ, user = node.environ(), launch.get("user")
+    named = launch.get("env", {}).get("NCCL_CONF_FILE") or environ.get("NCCL_CONF_FILE")
+    home = None if user else environ.get("HOME")
+    if not named and home is None:
+        account = node.account(user)
+        home = account.home if account else None
+    own = named or (f"{home}/.nccl.conf" if home else None)
+    return [own, SYSTEM_FILE] if own else [SYSTEM_FILE]
+
+
+def of_file(node: Node, path: str) -> dict[str, str] | None:
+    """Return what a file sets, nothing where there is none, None where it may not be read."""
+    try:
+        return parsed(node.read(path) or "")
+    except Unobservable:
+        return None
+
+
+def parsed(text: str) -> dict[str, str]:
+    """Return what a file sets, the first of two lines first; NCCL knows neither quotes nor spaces.
+
+    Source: NCCL 2.30 src/misc/param.cc, setEnvFile.
+    """
+    found: dict[str, str] = {}
+    for line in text.split("\n"):
+        name, equals, value = line.rstrip("\r").partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, value)
+    return found

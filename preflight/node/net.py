@@ -1,0 +1,201 @@
+"""Network interfaces, and which of them carry the job's data. Sent to nodes: stdlib, Python 3.8."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence, TypedDict
+
+from preflight.api import Node
+from preflight.node.launch import Setting, settings
+
+CLASS = "/sys/class/net"
+FAMILIES = ("AF_INET", "AF_INET6")
+IFNAME, FAMILY = "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY"
+NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+"""What NCCL tries in turn where NCCL_SOCKET_IFNAME is not set."""
+KINDS = {"bridge": "bridge", "bonding": "bond", "tun_flags": "tun", "device": "physical"}
+"""What a file in an interface's directory of sysfs says of it."""
+CLOSED_IN = ("127.", "::1", "169.254.", "fe8", "fe9", "fea", "feb")
+"""Loopback and link-local addresses begin so: of no use to other nodes."""
+
+
+class Member(TypedDict):
+    """An interface within a bond."""
+
+    name: str
+    running: bool
+
+
+class Interface(TypedDict):
+    """One interface. `up` is what an administrator set; `running`, that it has a carrier too."""
+
+    name: str
+    kind: str
+    """`loopback`, `physical`, `bond`, `bridge`, `tun`, the kernel's word (`vlan`), or `virtual`."""
+    addresses: list[str]
+    """IPv4 first, without zones."""
+    mtu: int
+    speed_mbps: int
+    """0: not told, as by most virtual ones."""
+    duplex: str
+    """`full`, `half` or `unknown`."""
+    up: bool
+    running: bool
+    members: list[Member]
+
+
+class DataPlane(TypedDict):
+    """The interfaces of the data plane; the first one is also where ranks meet."""
+
+    names: list[str]
+    address: str
+    """The first one's, empty if it has none that other nodes could use."""
+    why: str
+    """Who chose: `launch.interface`, `NCCL_SOCKET_IFNAME=eth1 (the shell)`, `NCCL's choice`."""
+    problem: str
+    """Why there is no such interface; empty where there is one."""
+
+
+class Network(TypedDict):
+    """The interfaces that other nodes might reach or that the data plane is made of."""
+
+    interfaces: list[Interface]
+    data_plane: DataPlane
+
+
+def interfaces(node: Node, launch: Mapping[str, Any]) -> Network:
+    """Return the interfaces in the kernel's order, and the data plane.
+
+    Source: getifaddrs(3), netdevice(7) and SIOCETHTOOL, by psutil; /sys/class/net.
+    """
+    addresses, stats = node.psutil("net_if_addrs"), node.psutil("net_if_stats")
+    # psutil sorts addresses by family and is stable: those with IPv4 come first, as in getifaddrs.
+    names = [*(n for n in addresses if n in stats), *(n for n in stats if n not in addresses)]
+    found = [seen(name, addresses.get(name, ()), stats[name]) for name in names]
+    chosen = data_plane(found, launch.get("interface"), settings(node, launch)["found"])
+    shown = [i for i in found if i["name"] in chosen["names"] or reachable(i)]
+    for one in shown:
+        one["kind"] = kind(node, one["name"])
+        one["members"] = members(node, one["name"], stats) if one["kind"] == "bond" else []
+    return Network(interfaces=shown, data_plane=chosen)
+
+
+def seen(name: str, addresses: Sequence[Mapping[str, Any]], stats: Mapping[str, Any]) -> Interface:
+    """Return what psutil tells of an interface."""
+    flags = stats["flags"].split(",")
+    return Interface(
+        name=name,
+        kind="",
+        addresses=[a["address"].split("%")[0] for a in addresses if a["family"] in FAMILIES],
+        mtu=stats["mtu"],
+        speed_mbps=max(0, stats["speed"]),
+        duplex=stats["duplex"].rsplit("_", 1)[-1].lower(),
+        up="up" in flags,
+        running="running" in flags,
+        members=[],
+    )
+
+
+def kind(node: Node, name: str) -> str:
+    """Return what an interface is.
+
+    Source: sysfs-class-net; the DEVTYPE of uevent is the driver's own word.
+    """
+    if name == "lo":
+        return "loopback"
+    files = node.listdir(f"{CLASS}/{name}") or ()
+    for file, word in KINDS.items():
+        if file in files:
+            return word
+    lines = (node.read(f"{CLASS}/{name}/uevent") or "").splitlines()
+    return next((line[8:] for line in lines if line.startswith("DEVTYPE=")), "virtual")
+
+
+def members(node: Node, bond: str, stats: Mapping[str, Any]) -> list[Member]:
+    """Return the interfaces within a bond. Source: bonding/slaves (kernel's bonding.rst)."""
+    names = (node.read(f"{CLASS}/{bond}/bonding/slaves") or "").split()
+    return [
+        Member(name=n, running=n in stats and "running" in stats[n]["flags"].split(","))
+        for n in names
+    ]
+
+
+def reachable(one: Interface) -> str:
+    """Return an interface's first address that other nodes could use, or nothing."""
+    return next((a for a in one["addresses"] if not a.startswith(CLOSED_IN)), "")
+
+
+def data_plane(
+    found: Sequence[Interface], named: str | None, environment: Mapping[str, Setting]
+) -> DataPlane:
+    """Return the interfaces that `launch.interface` names, or else those that NCCL would take.
+
+    NCCL opens its sockets on all interfaces that NCCL_SOCKET_IFNAME matches; without it, the
+    first one is taken here, which is where its ranks meet.
+    Source: NCCL 2.30 ncclFindInterfaces (src/misc/socket.cc), ncclOsFindInterfaces
+    (src/os/linux.cc): running interfaces with an IPv4 or IPv6 address, ::1 not counted;
+    a value of one character is ignored. Older ones do not set virbr apart. NCCL_COMM_ID, which may
+    decide too, is not looked at.
+    """
+    if named:
+        one = next((i for i in found if i["name"] == named), None)
+        problem = "" if one else f"there is no interface {named!r} (launch.interface)"
+        return plane([one] if one else [], "launch.interface", problem)
+    family = environment[FAMILY]["value"] if FAMILY in environment else ""
+    usable = [i for i in found if i["running"] and has_address(i, family)]
+    setting = environment.get(IFNAME)
+    if setting and len(setting["value"]) > 1:
+        words = "{}={} ({})".format(IFNAME, setting["value"], setting["source"])
+        return plane(
+            [i for i in usable if selects(setting["value"], i["name"])],
+            words,
+            f"no interface that is up and has an address matches {words}",
+        )
+    tried = ([i for i in usable if selects(rule, i["name"])] for rule in NCCL_ORDER)
+    return plane(
+        next(filter(None, tried), [])[:1], "NCCL's choice", "no interface is up and has an address"
+    )
+
+
+def plane(chosen: Sequence[Interface], why: str, problem: str) -> DataPlane:
+    """Return the data plane that some interfaces make; the problem counts if there are none."""
+    return DataPlane(
+        names=[one["name"] for one in chosen],
+        address=reachable(chosen[0]) if chosen else "",
+        why=why,
+        problem="" if chosen else problem,
+    )
+
+
+def has_address(one: Interface, family: str) -> bool:
+    """Whether NCCL would take one of its addresses."""
+    kinds = {"AF_INET6" if ":" in a else "AF_INET" for a in one["addresses"] if a != "::1"}
+    return family in kinds if family in FAMILIES else bool(kinds)
+
+
+def selects(rule: str, name: str) -> bool:
+    """Whether NCCL's rule takes a name: prefixes with commas, `=` for whole names, `^` for not.
+
+    Source: NCCL 2.30 src/misc/utils.cc, parseStringList and matchIfList.
+    """
+    listed = entries(rule)
+    hit = not listed or any(matches(entry, name) for entry in listed)
+    return hit != rule.startswith("^")
+
+
+def entries(rule: str) -> list[str]:
+    """Return the entries of a rule, each with the `=` that stands before the whole list."""
+    words = rule[1:] if rule.startswith("^") else rule
+    exact = "=" if words.startswith("=") else ""
+    return [exact + word for word in words[len(exact) :].split(",") if word.split(":")[0]]
+
+
+def matches(entry: str, name: str) -> bool:
+    """Whether one entry means this name; what follows a colon is a port's number."""
+    word = entry.split(":")[0]
+    return name == word[1:] if word.startswith("=") else name.startswith(word)
+
+
+def main_interfaces(found: Network) -> list[Interface]:
+    """Return the interfaces of the data plane, the first one first."""
+    by_name = {one["name"]: one for one in found["interfaces"]}
+    return [by_name[name] for name in found["data_plane"]["names"]]

@@ -1,0 +1,55 @@
+"""RDMA devices and their ports. Sent to nodes: stdlib only, Python 3.8."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from preflight.api import Node
+
+CLASS = "/sys/class/infiniband"
+
+
+class Port(TypedDict):
+    """One port of a device, numbered from 1."""
+
+    number: int
+    active: bool
+    link_layer: str
+    """`InfiniBand` or `Ethernet` (RoCE)."""
+
+
+class Device(TypedDict):
+    """What NCCL calls an HCA, such as `mlx5_0`."""
+
+    name: str
+    ports: list[Port]
+
+
+def devices(node: Node) -> list[Device]:
+    """Return the RDMA devices, ordered by name; none where the kernel has no such class.
+
+    Source: /sys/class/infiniband/*/ports/*/{state,link_layer} (sysfs-class-infiniband).
+    """
+    return [Device(name=name, ports=ports(node, name)) for name in node.listdir(CLASS) or ()]
+
+
+def ports(node: Node, device: str) -> list[Port]:
+    """Return the ports of a device."""
+    found = []
+    for number in node.listdir(f"{CLASS}/{device}/ports") or ():
+        place = f"{CLASS}/{device}/ports/{number}"
+        found.append(
+            Port(
+                number=int(number),
+                active=(node.read(place + "/state") or "").startswith("4:"),
+                link_layer=(node.read(place + "/link_layer") or "").strip(),
+            )
+        )
+    return found
+
+
+def active(found: list[Device]) -> list[str]:
+    """Return `device:port` of every active port."""
+    return [
+        "{}:{}".format(d["name"], p["number"]) for d in found for p in d["ports"] if p["active"]
+    ]

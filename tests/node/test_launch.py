@@ -1,0 +1,99 @@
+"""Who sets a variable of the launch environment, as NCCL reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from preflight.node.launch import Settings, files, parsed, settings
+from preflight.node.replay import Replay
+
+
+def node(environ: dict[str, str], **read: Any) -> Replay:
+    recording = {"/home/alice/.nccl.conf": None, "/etc/nccl.conf": None, **read}
+    account = {"name": "bob", "uid": 7, "gid": 7, "home": "/nfs/bob", "shell": "", "groups": {}}
+    return Replay(
+        {
+            "environ": {"": {"HOME": "/home/alice", **environ}},
+            "read": recording,
+            "account": {"bob": account, "gone": None},
+        }
+    )
+
+
+def test_the_first_who_sets_a_variable_wins() -> None:
+    files = {
+        "/home/alice/.nccl.conf": "NCCL_A=user\nNCCL_B=user\nNCCL_C=user\n",
+        "/etc/nccl.conf": "# NCCL_E=x\nNCCL_D=system\nNCCL_D=later\nno\nNCCL_C=system\r\n",
+    }
+    launch = {"env": {"NCCL_A": "inventory"}}
+    found = settings(node({"NCCL_A": "shell", "NCCL_B": "shell"}, **files), launch)
+    assert found == {
+        "found": {
+            "NCCL_A": {"value": "inventory", "source": "launch.env"},
+            "NCCL_B": {"value": "shell", "source": "the shell"},
+            "NCCL_C": {"value": "user", "source": "/home/alice/.nccl.conf"},
+            "NCCL_D": {"value": "system", "source": "/etc/nccl.conf"},
+        },
+        "unreadable": [],
+    }
+
+
+def test_only_what_steers_communication_is_taken() -> None:
+    taken = {
+        "NCCL_DEBUG": "INFO",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "UCX_IB_PKEY": "0x1",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "MASTER_ADDR": "a",
+        "TP_SOCKET_IFNAME": "eth0",
+        "FI_PROVIDER": "efa",
+    }
+    left = (
+        "PATH",
+        "MASTER_PASSWORD",
+        "TORCH_HUB_TOKEN",
+        "NCCL",
+        "XNCCL_ALGO",
+        "FI_KEY",
+        "HF_TOKEN",
+    )
+    found = settings(node({**taken, **dict.fromkeys(left, "secret")}), {})["found"]
+    assert {name: setting["value"] for name, setting in found.items()} == taken
+
+
+def test_long_values_are_cut() -> None:
+    found = settings(node({"NCCL_LONG": "x" * 10_000}), {})["found"]
+    assert found["NCCL_LONG"]["value"] == "x" * 512
+
+
+def test_a_file_that_may_not_be_read_is_told() -> None:
+    closed = node({}, **{"/etc/nccl.conf": {"unobservable": "/etc/nccl.conf: Permission denied"}})
+    assert settings(closed, {}) == Settings(found={}, unreadable=["/etc/nccl.conf"])
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_a_container_sees_neither_shell_nor_files(engine: str) -> None:
+    launch = {"container": {"engine": engine, "image": "x"}, "env": {"NCCL_ALGO": "Ring"}}
+    found = settings(Replay({}), launch)["found"]
+    assert found == {"NCCL_ALGO": {"value": "Ring", "source": "launch.env"}}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch", "expected"),
+    [
+        ({}, {}, "/home/alice/.nccl.conf"),
+        ({}, {"user": "bob"}, "/nfs/bob/.nccl.conf"),
+        ({"NCCL_CONF_FILE": "/x.conf"}, {}, "/x.conf"),
+        ({"NCCL_CONF_FILE": "/x.conf"}, {"env": {"NCCL_CONF_FILE": "/y.conf"}}, "/y.conf"),
+        ({}, {"user": "gone"}, None),
+    ],
+)
+def test_files(environ: dict[str, str], launch: dict[str, Any], expected: str | None) -> None:
+    own = [expected] if expected else []
+    assert files(node(environ), launch) == [*own, "/etc/nccl.conf"]
+
+
+def test_lines_of_a_file_are_as_nccl_reads_them() -> None:
+    assert parsed("A = b\nQ='x'\n#C=d\nE=f=g\n") == {"A ": " b", "Q": "'x'", "E": "f=g"}
