@@ -1,0 +1,92 @@
+"""CPU, kernel and distribution are the same on all nodes.
+
+Why: NCCL chooses algorithms by the CPU's vendor: where vendors are mixed, ranks choose different
+    ones and the first collective hangs. Another CPU, kernel or distribution makes stragglers, and
+    one node that behaves unlike the rest.
+Facts: kernel (release), distribution and its version, cpu_vendor, cpu_model, machine.
+Source: uname(2), /etc/os-release, /proc/cpuinfo (on Arm the vendor is `CPU implementer`, the model
+    `CPU part`), https://github.com/NVIDIA/nccl/issues/1136.
+Fix: give the node the kernel and distribution of the others and reboot it; take a node with
+    another CPU vendor out of the job.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Mapping, TypedDict
+
+from preflight.api import (
+    Check,
+    Expect,
+    Node,
+    Unobservable,
+    Verdict,
+    Want,
+    fail,
+    same_everywhere,
+    warn,
+)
+from preflight.node.software import together, versions
+
+VENDOR_NAMES = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "0x41": "Arm"}
+YEAR_MONTH = re.compile(r"\d\d\.\d\d")
+"""Ubuntu's versions: 22.04 and 22.10 are two releases, while Rocky's 9.3 and 9.4 are one."""
+MIXED = (
+    "NCCL chooses algorithms by the CPU's vendor: ranks choose different ones, and hang "
+    "(NVIDIA/nccl#1136)"
+)
+
+
+class System(TypedDict):
+    kernel: str
+    distribution: str
+    """Name and release, such as `ubuntu 22.04` or `rocky 9`; empty if it does not say."""
+    cpu_vendor: str
+    cpu_model: str
+    machine: str
+
+
+def system(node: Node) -> System:
+    cpu = dict(pairs(node.read("/proc/cpuinfo") or "", ":"))
+    vendor = cpu.get("vendor_id") or cpu.get("CPU implementer") or ""
+    if not vendor:
+        raise Unobservable("/proc/cpuinfo names no vendor of the CPU")
+    release = dict(pairs(node.read("/etc/os-release") or "", "="))
+    version = release.get("VERSION_ID", "")
+    if not YEAR_MONTH.fullmatch(version):
+        version = version.split(".")[0]
+    uname = node.uname()
+    return System(
+        kernel=uname["release"],
+        distribution=f"{release.get('ID', '')} {version}".strip(),
+        cpu_vendor=VENDOR_NAMES.get(vendor, vendor),
+        cpu_model=cpu.get("model name") or "part {}".format(cpu.get("CPU part", "unknown")),
+        machine=uname["machine"],
+    )
+
+
+def pairs(text: str, sign: str) -> list[tuple[str, str]]:
+    """Return the pairs of the first paragraph of a file: the first CPU of cpuinfo."""
+    lines = [line.partition(sign) for line in text.strip().split("\n\n")[0].splitlines()]
+    return [(name.strip(), value.strip().strip("\"'")) for name, _, value in lines]
+
+
+def compare(facts: Mapping[str, System], want: Want) -> dict[str, Verdict]:
+    vendors = {node: fact["cpu_vendor"] for node, fact in facts.items()}
+    models = {node: fact["cpu_model"] for node, fact in facts.items()}
+    kernels = {node: fact["kernel"] for node, fact in facts.items()}
+    systems = {node: fact["distribution"] or None for node, fact in facts.items()}
+    return together(
+        same_everywhere(vendors, "CPU vendor", say=fail, details=(MIXED,), reproduce="lscpu"),
+        same_everywhere(models, "CPU", say=warn, reproduce="lscpu"),
+        versions(kernels, "kernel", want.get("expect.kernel"), say=warn, reproduce="uname -r"),
+        same_everywhere(systems, "distribution", say=warn, reproduce="cat /etc/os-release"),
+    )
+
+
+CHECK = Check(
+    probe=system,
+    compare=compare,
+    expects=(Expect("kernel", str, "", "kernel release, such as 5.15.0-105-generic, or 5.15"),),
+    explains=("collective.all_reduce", "collective.pairs"),
+)

@@ -1,0 +1,67 @@
+"""The training interpreter is there, and it and its Ray are of the same version on all nodes.
+
+Why: extensions and pickles of one Python do not load in another. Ray refuses a worker whose
+    Python differs even in the last number, or drops it without a word.
+Facts: the version of the training interpreter, and of Ray where it is installed; or why there
+    is none.
+Source: `launch.python` (else python3 of the non-login shell) or the interpreter in
+    `launch.container`, run with `launch.env`; versions by *.dist-info on its sys.path.
+    https://github.com/ray-project/ray/issues/44063.
+Fix: use one environment or image on all nodes, at the path that launch.python names.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from preflight.api import Check, Expect, Verdict, Want, fail, warn
+from preflight.node.software import (
+    Training,
+    asked,
+    by_hand,
+    opened,
+    together,
+    training,
+    versions,
+)
+
+STRICT = "Ray wants the same Python on all nodes, to the last number (ray-project/ray#44063)"
+
+
+def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
+    said, silent = opened(facts)
+    if said or want.get("launch.python"):
+        silent.update(
+            {
+                node: fail(verdict.summary, reproduce=by_hand(want, "-V"))
+                for node, verdict in silent.items()
+                if facts[node]["missing"]
+            }
+        )
+    pythons = {node: inside["python"] for node, inside in said.items()}
+    rays = {node: inside["packages"].get("ray") for node, inside in said.items()}
+    series = {version.rsplit(".", 1)[0] for version in pythons.values()}
+    strict = (STRICT,) if any(rays.values()) else ()
+    return {
+        **silent,
+        **together(
+            versions(
+                pythons,
+                "Python",
+                want.get("expect.python"),
+                say=fail if strict or len(series) > 1 else warn,
+                details=strict,
+                reproduce=by_hand(want, "-V"),
+            ),
+            versions(rays, "Ray", reproduce=by_hand(want, "-m pip show ray")),
+        ),
+    }
+
+
+CHECK = Check(
+    probe=training,
+    args=asked,
+    compare=compare,
+    expects=(Expect("python", str, "", "Python of the training environment, such as 3.10"),),
+    explains=("software.cuda", "software.pytorch", "software.nccl"),
+)

@@ -1,0 +1,271 @@
+"""Says what the training interpreter would load. Runs in that interpreter, not in the agent.
+
+Its text is handed over by `software.training`. Nothing of what it describes is imported: torch
+takes seconds, and a broken one would end it. The dynamic linker's search is done by its own
+rules, ld.so(8), as far as they matter for NCCL.
+Sent to nodes: stdlib only, Python 3.7, since older environments still train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import sys
+
+MARK = "preflight:"
+"""Begins the answer's line: whatever sitecustomize prints is told apart."""
+PACKAGE = re.compile(
+    r"(torch|ray|numpy|triton|deepspeed|nvidia[-_.]nccl[-_.]cu\d+|nvidia[-_.]cuda[-_.]runtime\S*?)"
+    r"-([^-]+)(-py[\d.]+)?\.(dist|egg)-info",
+    re.IGNORECASE,
+)
+CACHE = "/etc/ld.so.cache"
+CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+CACHE_HEADER, CACHE_ENTRY = 48, "=iIIIQ"
+"""glibc's sysdeps/generic/dl-cache.h: struct cache_file_new and file_entry_new."""
+DEFAULT_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+TORCH_NCCL = ("libtorch_cuda.so", "libtorch_cuda_cpp.so")
+"""The library of torch that calls NCCL; it was split in 1.10 to 1.12."""
+SEGMENT = "<IIQQQQQQ"
+"""Elf64_Phdr: type, flags, offset, address, (physical), size in the file, ... ; elf(5)."""
+LOAD, DYNAMIC = 1, 2
+STRINGS, TEXTS = 5, {1: "NEEDED", 15: "RPATH", 29: "RUNPATH"}
+"""Tags of the dynamic section: where its strings are, and those that are strings."""
+
+
+def main() -> None:
+    """Print the answer."""
+    sys.stdout.write("\n" + MARK + json.dumps(answer()) + "\n")
+
+
+def answer() -> dict[str, object]:
+    """Return what `software.Inside` describes."""
+    found = packages()
+    framework = torch(found.get("torch"))
+    driver = library("libcuda.so.1")
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "executable": sys.executable,
+        "packages": found,
+        "torch": framework,
+        "nccl": nccl(framework),
+        "system_nccl": (library("libnccl.so.2") or {}).get("path"),
+        "net_plugin": net_plugin(os.environ.get("NCCL_NET_PLUGIN", "")),
+        "driver_cuda": driver_cuda(driver["path"]) if driver else None,
+        "toolkit": toolkit(os.environ.get("CUDA_HOME") or "/usr/local/cuda"),
+    }
+
+
+def packages() -> dict[str, str]:
+    """Return versions by normalised name; the folder that is first on sys.path counts."""
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        for name in names_in(folder):
+            match = PACKAGE.fullmatch(name)
+            if match:
+                found.setdefault(re.sub(r"[-_.]+", "-", match.group(1)).lower(), match.group(2))
+    return found
+
+
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names in a folder; a zip file has none, and neither has what is gone."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def on_path(name: str) -> str | None:
+    """Return the first such file below sys.path."""
+    places = (os.path.join(folder, name) for folder in sys.path)
+    return next((place for place in places if os.path.exists(place)), None)
+
+
+def text_of(path: str) -> str:
+    """Return a file's text, empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 16).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def torch(version: str | None) -> dict[str, str | None] | None:
+    """Return what torch/version.py assigns; without it, the version of the metadata."""
+    path = on_path("torch/version.py")
+    if path is None and version is None:
+        return None
+    text = text_of(path or "")
+    return {
+        "version": assigned(text, "__version__") or version,
+        "cuda": assigned(text, "cuda"),
+        "hip": assigned(text, "hip"),
+        "path": path and os.path.dirname(path),
+    }
+
+
+def assigned(text: str, name: str) -> str | None:
+    """Return a string that a module assigns to a name, with or without an annotation."""
+    match = re.search(rf"^{name}\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return match and match.group(1)
+
+
+def nccl(torch: dict[str, str | None] | None) -> dict[str, str] | None:
+    """Return the NCCL that training would load, and by what rule.
+
+    A torch that needs no libnccl has it built in; one without CUDA has none. Without torch, and
+    where its library is not in its place, it is that of the wheel, which JAX and CuPy look for
+    themselves, else the system's.
+    """
+    file = on_path("nvidia/nccl/lib/libnccl.so.2")
+    wheel = {"path": file, "by": "wheel"} if file else None
+    folder = torch and torch["path"]
+    if torch and folder and not torch["cuda"]:
+        return None
+    places = [os.path.join(folder, "lib", name) for name in TORCH_NCCL] if folder else []
+    users = [place for place in places if os.path.exists(place)]
+    for user in users:
+        section = dynamic(user)
+        if "libnccl.so.2" in section["NEEDED"]:
+            # what the linker would not find, torch/__init__.py loads from the wheel
+            return library("libnccl.so.2", user, section) or wheel
+    return {"path": users[0], "by": "built in"} if users else wheel or library("libnccl.so.2")
+
+
+def library(
+    name: str, user: str = "", section: dict[str, list[str]] | None = None
+) -> dict[str, str] | None:
+    """Return where the dynamic linker finds a library, links resolved, and by what rule.
+
+    DT_RPATH goes before LD_LIBRARY_PATH, and counts only without DT_RUNPATH, which goes behind.
+    """
+    section = section or {"RPATH": [], "RUNPATH": []}
+    runpath = folders(":".join(section["RUNPATH"]), user)
+    rpath = [] if runpath else folders(":".join(section["RPATH"]), user)
+    preload = re.split("[: ]+", os.environ.get("LD_PRELOAD", ""))
+    stem = name.rsplit(".", 1)[0]
+    places = [("LD_PRELOAD", path) for path in preload if os.path.basename(path).startswith(stem)]
+    for rule, where in (
+        ("RPATH", rpath),
+        ("LD_LIBRARY_PATH", folders(os.environ.get("LD_LIBRARY_PATH", ""), user)),
+        ("RUNPATH", runpath),
+    ):
+        places += [(rule, os.path.join(folder, name)) for folder in where]
+    places += [("ld.so.cache", path) for path in cached(name)]
+    places += [("default", os.path.join(folder, name)) for folder in DEFAULT_FOLDERS]
+    for rule, path in places:
+        if os.path.exists(path):
+            return {"path": os.path.realpath(path), "by": rule}
+    return None
+
+
+def folders(text: str, user: str) -> list[str]:
+    """Return the folders of a search path; $ORIGIN is the folder of the library that has it."""
+    origin = os.path.dirname(user)
+    found = [re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, part) for part in re.split("[:;]", text)]
+    return [folder for folder in found if folder]
+
+
+def cached(name: str) -> list[str]:
+    """Return the paths that ld.so.cache has for a library."""
+    try:
+        with open(CACHE, "rb") as file:
+            data = file.read()
+    except OSError:
+        return []
+    start = data.find(CACHE_MAGIC)  # an older format may go before it
+    if start < 0:
+        return []
+    data = data[start:]
+    count, size = struct.unpack_from("=I", data, len(CACHE_MAGIC))[0], struct.calcsize(CACHE_ENTRY)
+    entries = struct.iter_unpack(CACHE_ENTRY, data[CACHE_HEADER : CACHE_HEADER + count * size])
+    return [string_at(data, value) for _, key, value, *_ in entries if string_at(data, key) == name]
+
+
+def string_at(data: bytes, offset: int) -> str:
+    """Return the string that begins at an offset and ends with a NUL."""
+    return data[offset : data.find(b"\0", offset)].decode("utf-8", "replace")
+
+
+def dynamic(path: str) -> dict[str, list[str]]:
+    """Return NEEDED, RPATH and RUNPATH of a 64-bit ELF file; torch's has gigabytes, so it seeks."""
+    found: dict[str, list[str]] = {name: [] for name in TEXTS.values()}
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if head[:5] != b"\x7fELF\x02":
+            return found
+        size, count = struct.unpack_from("<HH", head, 54)
+        file.seek(struct.unpack_from("<Q", head, 32)[0])
+        data = file.read(size * count)
+        segments = [struct.unpack_from(SEGMENT, data, i * size) for i in range(count)]
+        loads = [s for s in segments if s[0] == LOAD]
+        for segment in segments:
+            if segment[0] == DYNAMIC:
+                file.seek(segment[2])
+                entries = list(struct.iter_unpack("<qQ", file.read(segment[5])))
+                strings = next(value for tag, value in entries if tag == STRINGS)
+                start = next(s[2] - s[3] for s in loads if s[3] <= strings < s[3] + s[5]) + strings
+                for tag, value in entries:
+                    if tag in TEXTS:
+                        file.seek(start + value)
+                        found[TEXTS[tag]].append(string_at(file.read(1 << 14), 0))
+    return found
+
+
+def net_plugin(name: str) -> dict[str, object] | None:
+    """Return the NCCL net plugin that is found: its file's name without links, and its bytes.
+
+    NCCL_NET_PLUGIN is a path, a library, or the end of libnccl-net-<name>.so; `none` is none.
+    """
+    if name == "none":
+        return None
+    names = [name, f"libnccl-net-{name}.so"] if name else ["libnccl-net.so"]
+    for one in names:
+        found = {"path": os.path.realpath(one)} if os.path.isfile(one) else library(one)
+        if found:
+            return {"path": found["path"], "bytes": os.stat(found["path"]).st_size}
+    return None
+
+
+def driver_cuda(path: str) -> int | None:
+    """Return the CUDA version that libcuda supports, 12040 for 12.4.
+
+    cuDriverGetVersion returns a constant of the library; it needs no cuInit and opens no device.
+    It is the libcuda of the job: one of a forward compatibility package, if that is found first.
+    """
+    import ctypes
+
+    version = ctypes.c_int()
+    try:
+        code = ctypes.CDLL(path).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if code else version.value
+
+
+def toolkit(home: str) -> str | None:
+    """Return the version of the CUDA toolkit, 12.4 or 12.4.1, by its files, else by nvcc."""
+    text = text_of(os.path.join(home, "version.json"))
+    match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)', text) or re.search(
+        r"CUDA Version ([\d.]+)", text_of(os.path.join(home, "version.txt"))
+    )
+    return match.group(1) if match else nvcc()
+
+
+def nvcc() -> str | None:
+    """Return the version that nvcc says, if it is on PATH."""
+    import shutil
+    import subprocess
+
+    program = shutil.which("nvcc")
+    if program is None:
+        return None
+    told = subprocess.run([program, "--version"], stdout=subprocess.PIPE, check=False).stdout
+    match = re.search(r", V([\d.]+)", told.decode("utf-8", "replace"))
+    return match and match.group(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The training environment of a node: what its interpreter has and would load.
+
+That is another Python than the one the agent runs in, and may be in a container, so it is asked
+as a process of its own (`interpreter.py`). Also how versions are judged, for all `software` checks.
+Sent to nodes: stdlib only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any, Dict, Mapping, TypedDict, cast
+
+from preflight.api import (
+    STATUSES,
+    Absent,
+    Node,
+    Ran,
+    Unobservable,
+    Verdict,
+    Want,
+    fail,
+    same_everywhere,
+    skip,
+)
+from preflight.node import interpreter
+
+START = (
+    "import sys;sys.path[:]=[p for p in sys.path if p];import os;"
+    "sys.version_info<(3,7) and sys.exit('Python '+sys.version.split()[0]+' is older than 3.7');"
+    "exec(os.environ.pop('PREFLIGHT_PROBE'))"
+)
+"""Given to `python -c`; the current folder is no place to import from."""
+PASSED = re.compile(r"PATH|HOME|CUDA_HOME|NCCL_NET_PLUGIN|LD_.*|PYTHON.*")
+"""Variables of `launch.env` that decide what an interpreter and the dynamic linker find."""
+NO_COMMAND = (126, 127)
+"""Ends of env(1), docker exec and podman exec where the program could not be started."""
+EXEC_ENGINES = ("docker", "podman")
+LIMIT_S = 8
+"""For the interpreter's answer; below the 10 s of the checks, so that the words are ours."""
+
+
+class Torch(TypedDict):
+    """PyTorch, by torch/version.py; without that file by its metadata."""
+
+    version: str
+    cuda: str | None
+    """The CUDA version it was built with, such as 12.4."""
+    hip: str | None
+    path: str | None
+
+
+class Library(TypedDict):
+    """The library that the dynamic linker would take, links resolved."""
+
+    path: str
+    by: str
+    """LD_PRELOAD, RPATH, LD_LIBRARY_PATH, RUNPATH, ld.so.cache, default, wheel or built in."""
+
+
+class Plugin(TypedDict):
+    """A net plugin of NCCL."""
+
+    path: str
+    bytes: int
+
+
+class Inside(TypedDict):
+    """What a training interpreter says; see `interpreter.py` for how it is found."""
+
+    python: str
+    executable: str
+    packages: dict[str, str]
+    """Versions by normalised name, of the packages that matter here."""
+    torch: Torch | None
+    nccl: Library | None
+    """The NCCL that would be loaded."""
+    system_nccl: str | None
+    net_plugin: Plugin | None
+    driver_cuda: int | None
+    """The newest CUDA that the driver supports, by libcuda: 12040 is 12.4."""
+    toolkit: str | None
+
+
+class Training(TypedDict):
+    """The training environment, or why there is no word of it."""
+
+    asked: str
+    """The interpreter as it was called."""
+    inside: Inside | None
+    refusal: str
+    """Why `inside` is None."""
+    missing: bool
+    """Whether that is because the interpreter cannot be started."""
+    nvml_cuda: int | None
+    """As `driver_cuda`, by NVML; None where libcuda told it, or there is no NVML."""
+    nvml_problem: str
+
+
+def asked(want: Want) -> tuple[dict[str, Any]]:
+    """Return the arguments of `training`; all checks that share it use this."""
+    env = {
+        name: text for name, text in want.get("launch.env", {}).items() if PASSED.fullmatch(name)
+    }
+    container = want.get("launch.container")
+    return ({"python": want.get("launch.python"), "container": container, "env": env},)
+
+
+def training(node: Node, launch: Mapping[str, Any]) -> Training:
+    """Return what the training interpreter has.
+
+    Args:
+        node: the node.
+        launch: of the inventory: python (None: `python3` of the non-login shell), container, env.
+
+    Raises:
+        Unobservable: it gave no answer, or its engine did not.
+    """
+    container = launch["container"] or {}
+    python = launch["python"] or "python3"
+    found = Training(
+        asked=f"{python} in {container.get('name') or container.get('image')}"
+        if container
+        else python,
+        inside=None,
+        refusal=closed(container),
+        missing=False,
+        nvml_cuda=None,
+        nvml_problem="",
+    )
+    if found["refusal"]:
+        return found
+    env = dict(launch["env"], PREFLIGHT_PROBE=source(), PYTHONDONTWRITEBYTECODE="1")
+    ran = node.run([*entered(container, env), python, "-c", START], timeout_s=LIMIT_S, env=env)
+    if ran.code in NO_COMMAND:
+        found["refusal"], found["missing"] = last_line(ran, python), True
+        return found
+    inside = found["inside"] = answer(ran, python)
+    if inside["driver_cuda"] is None:
+        found["nvml_cuda"], found["nvml_problem"] = by_nvml(node)
+    return found
+
+
+def closed(container: Mapping[str, Any]) -> str:
+    """Return why a container cannot be looked into, empty if it can."""
+    if not container:
+        return ""
+    if container.get("image"):
+        return "the training environment is in an image, and preflight starts no containers"
+    if container["engine"] not in EXEC_ENGINES:
+        return "preflight does not look into {} containers".format(container["engine"])
+    return ""
+
+
+def entered(container: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
+    """Return the words before the interpreter; `--env NAME` passes the value that the engine has.
+
+    env(1) looks a command up in the PATH that was set for it, and says by its end what is wrong.
+    """
+    if not container:
+        return ["env"]
+    words = [word for name in sorted(env) for word in ("--env", name)]
+    return [container["engine"], "exec", *words, container["name"]]
+
+
+def source() -> str:
+    """Return the text of `interpreter.py`, which on a node is in no file."""
+    loader: Any = interpreter.__loader__
+    return str(loader.get_source(interpreter.__name__))
+
+
+def answer(ran: Ran, python: str) -> Inside:
+    """Return what the interpreter printed, noise around it ignored.
+
+    Raises:
+        Unobservable: there is no answer.
+    """
+    for line in reversed(ran.out.splitlines()):
+        if line.startswith(interpreter.MARK):
+            return cast("Inside", json.loads(line[len(interpreter.MARK) :]))
+    raise Unobservable(f"training interpreter {python!r}: {last_line(ran, python)}")
+
+
+def last_line(ran: Ran, python: str) -> str:
+    """Return the last words of a command that failed."""
+    lines = ran.err.strip().splitlines() or [f"ended with code {ran.code} without a word"]
+    return re.sub(rf"^\S*env: '?{re.escape(python)}'?: ", "", lines[-1].strip())
+
+
+def by_nvml(node: Node) -> tuple[int | None, str]:
+    """Return the CUDA version that the driver supports by NVML, or what NVML says instead."""
+    try:
+        return node.nvml("nvmlSystemGetCudaDriverVersion_v2"), ""
+    except Absent:
+        return None, ""
+    except Unobservable as problem:
+        return None, str(problem)
+
+
+Verdicts = Dict[str, Verdict]
+
+
+def opened(facts: Mapping[str, Training]) -> tuple[dict[str, Inside], Verdicts]:
+    """Return what the interpreters said, and the verdicts of the nodes where none did."""
+    said = {node: fact["inside"] for node, fact in facts.items() if fact["inside"]}
+    silent = {
+        node: skip(
+            "training interpreter {!r}: {}".format(fact["asked"], fact["refusal"])
+            if fact["missing"]
+            else fact["refusal"]
+        )
+        for node, fact in facts.items()
+        if not fact["inside"]
+    }
+    return said, silent
+
+
+def by_hand(want: Want, words: str) -> str:
+    """Return the command that asks a training interpreter by hand."""
+    container = want.get("launch.container", {})
+    python = f"{want.get('launch.python', 'python3')} {words}"
+    name = container.get("name")
+    return f"{container['engine']} exec {name} {python}" if name else python
+
+
+def versions(
+    values: Mapping[str, str | None], what: str, expected: str | None = None, **more: Any
+) -> Verdicts:
+    """Return `same_everywhere` of versions; an expected 2.4 is met by 2.4.0+cu124.
+
+    Nodes that meet what is expected must still have the same.
+    """
+    met = {
+        node: value
+        for node, value in values.items()
+        if expected is None or re.match(re.escape(expected) + r"(?![\w])", value or "")
+    }
+    rest = {node: value for node, value in values.items() if node not in met}
+    return {
+        **same_everywhere(met, what, **more),
+        **same_everywhere(rest, what, expected, **dict(more, say=fail)),
+    }
+
+
+def together(*parts: Mapping[str, Verdict]) -> Verdicts:
+    """Return for each node the gravest of several verdicts; what else is wrong is a detail."""
+    nodes = dict.fromkeys(node for part in parts for node in part)
+    return {node: gravest([part[node] for part in parts if node in part]) for node in nodes}
+
+
+def gravest(verdicts: list[Verdict]) -> Verdict:
+    """Return one verdict of several; a skip counts only where there is nothing else."""
+    real = [verdict for verdict in verdicts if verdict.status != "skip"] or verdicts[:1]
+    worst = max(real, key=lambda verdict: STATUSES.index(verdict.status))
+    if worst.status in {"pass", "skip"}:
+        details = tuple(detail for verdict in real for detail in verdict.details)
+        if len(real) > 1:
+            worst = replace(worst, observed=None)
+        return replace(worst, summary=", ".join(v.summary for v in real), details=details)
+    wrong = [v.summary for v in real if v is not worst and v.status != "pass"]
+    return replace(worst, details=(*worst.details, *wrong))
