@@ -35,6 +35,8 @@ LEAST_MEMORY = 0.95
 smaller model of a kind has at least a third less."""
 GIB = 1 << 30
 SEE = "nvidia-smi -L"
+MISMATCH = "NVML/RM version mismatch"
+PLAIN = "the loaded kernel module is of another driver than the library: a reboot was left out"
 
 
 def compare(facts: Mapping[str, Gpus], want: Want) -> dict[str, Verdict]:
@@ -71,8 +73,9 @@ def without(fact: Gpus) -> Verdict:
 
 def broken(fact: Gpus) -> Verdict:
     """Return the verdict of an NVML that does not start."""
+    words = PLAIN if MISMATCH in fact["error"] else fact["error"]
     return fail(
-        "NVML does not start: " + fact["error"],
+        "NVML does not start: " + words,
         observed=fact["error"],
         fix="load the driver that fits the library: reboot, or reload the nvidia modules",
         reproduce="nvidia-smi",

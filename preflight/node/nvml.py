@@ -99,7 +99,7 @@ def asked(node: Node, function: str, index: int) -> Any:
 
 def words(error: Exception) -> str:
     """Return NVML's own words."""
-    return str(error).replace("NVML: ", "", 1)
+    return str(error).replace("NVML: ", "", 1).rstrip(".")
 
 
 def on_the_bus(node: Node) -> tuple[list[str], list[str]]:
