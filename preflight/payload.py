@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import base64
-import functools
 import importlib.util
 import json
+import re
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from preflight import psutil_builds
 from preflight.errors import ConfigError
+from preflight.trim import trim
 
 CORE = (
     "preflight",
@@ -25,6 +27,7 @@ CORE = (
     "preflight.node",
     "preflight.node.boot",
     "preflight.node.agent",
+    "preflight.node.child",
     "preflight.node.psutil_loader",
     "preflight.node.toolbox",
 )
@@ -39,14 +42,17 @@ MINIMUM = "3.8"
 # Parses on Python 2.7, so that an old interpreter can hand over to a newer one, or refuse in
 # words. No single quote, backslash, newline or exclamation mark: bash, dash, csh and fish must
 # all pass it on unharmed inside single quotes. Its argv: itself, length, tag, life, python, others.
+# Others are tried before they are trusted: a shim of pyenv is there, and may stand for nothing.
 # It reads exactly `length` bytes with os.read: a buffered reader would swallow requests behind it.
 STAGE_0 = (
     "import sys;sys.path[:]=[p for p in sys.path if p];import os,json;"
     "a=sys.argv;n,t=int(a[2]),a[3];o=sys.version_info<(3,8);"
-    'w=[(p,os.path.join(d,p)) for p in a[6].split() for d in os.environ.get("PATH",os.defpath)'
-    '.split(":") if os.access(os.path.join(d,p),os.X_OK)] if o else [];'
-    'w and os.execv(w[0][1],[w[0][1],"-E","-s","-S","-B","-c","import sys;exec(sys.argv[1])"]'
-    '+a[1:6]+[a[6].split(w[0][0]+" ")[-1] if w[0][0]+" " in a[6] else ""]);'
+    'f=["-E","-s","-S","-B","-c"];r="import sys;sys.exit(sys.version_info<(3,8))";'
+    'h="{0}$@{0} </dev/null >/dev/null 2>&1".format(chr(34));'
+    "w=o and next((p for p in [os.path.join(d,p) for p in a[6].split() for d in os.environ.get("
+    '"PATH",os.defpath).split(":")] if os.access(p,os.X_OK) and '
+    '__import__("subprocess").call(["sh","-c",h,"sh",p]+f+[r])==0),0);'
+    'w and os.execv(w,[w]+f+["import sys;exec(sys.argv[1])"]+a[1:]);'
     'o and (sys.stdout.write(chr(10)+t+json.dumps({"old":sys.version.split()[0],'
     '"executable":sys.executable})+chr(10)),sys.stdout.flush(),os._exit(3));'
     "import zlib;os.set_blocking(0,True);d=[];"
@@ -97,19 +103,16 @@ def quote(word: str) -> str:
 def source(module: str) -> str:
     """Return the source text of a module of ours, psutil or pynvml, without importing it."""
     if module.split(".")[0] == "psutil":
-        return (psutil_folder() / f"{module.partition('.')[2] or '__init__'}.py").read_text()
+        return psutil_file(module).read_text(encoding="utf-8")
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise LookupError(module)
-    return Path(spec.origin).read_text()
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
-def psutil_folder() -> Path:
-    """Return where the controller's psutil is."""
-    spec = importlib.util.find_spec("psutil")
-    if spec is None or spec.origin is None:
-        raise LookupError("psutil")
-    return Path(spec.origin).parent
+def psutil_file(module: str) -> Path:
+    """Return where a module of the controller's psutil is, or would be."""
+    return psutil_builds.own_folder() / f"{module.partition('.')[2] or '__init__'}.py"
 
 
 def imports(text: str) -> set[str]:
@@ -157,42 +160,36 @@ class Payload:
         self.wants_psutil = calls(probes, "psutil") or calls(probes, "process")
         self.wants_nvml = calls(probes, "nvml")
         self.blob = zlib.compress(json.dumps(sources).encode(), 9)
+        self._words = frozenset(re.findall(r"\w+", " ".join(sources.values())))
+        self._packed: dict[tuple[str, str], tuple[str, str | None] | None] = {}
+        self._locks: dict[tuple[str, str], threading.Lock] = {}
 
-    def extras(self, hello: Mapping[str, Any]) -> tuple[dict[str, str], str | None] | None:
-        """Return what else this node needs: sources, and psutil's compiled part in base64.
+    def extras(self, hello: Mapping[str, Any]) -> tuple[str, str | None] | None:
+        """Return what else this node needs: sources, and psutil's compiled part, both packed.
 
-        None when it needs nothing.
+        None when it needs nothing. Of many nodes that ask at once, the first of a kind has it made
+        and fetched.
         """
+        linux = hello.get("system") == "linux"
+        kind = (str(hello.get("machine")), str(hello.get("libc"))) if linux else ("", "")
+        with self._locks.setdefault(kind, threading.Lock()):
+            if kind not in self._packed:
+                self._packed[kind] = self._pack(*kind)
+            return self._packed[kind]
+
+    def _pack(self, machine: str, libc: str) -> tuple[str, str | None] | None:
         sources: dict[str, str] = {}
         library = None
-        if self.wants_psutil and hello.get("system") == "linux":
-            machine, libc = str(hello.get("machine")), str(hello.get("libc"))
-            sources |= psutil_sources()
-            library = psutil_library(machine, libc)
-        if self.wants_nvml and hello.get("nvml"):
-            sources["pynvml"] = pynvml_source()
-        return (sources, library) if sources else None
+        if self.wants_psutil and machine:
+            sources |= {name: source(name) for name in PSUTIL if psutil_file(name).exists()}
+            library = psutil_builds.find(machine, libc)
+        if self.wants_nvml:
+            sources["pynvml"] = trim(source("pynvml"), self._words)
+        if not sources:
+            return None
+        return pack(json.dumps(sources).encode()), None if library is None else pack(library)
 
 
-@functools.cache
-def psutil_sources() -> dict[str, str]:
-    """Return psutil's Python files by module name."""
-    return {name: source(name) for name in PSUTIL if psutil_has(name)}
-
-
-def psutil_has(name: str) -> bool:
-    """Whether this version of psutil has such a module."""
-    return (psutil_folder() / f"{name.partition('.')[2] or '__init__'}.py").exists()
-
-
-@functools.cache
-def pynvml_source() -> str:
-    """Return pynvml, which nvidia-ml-py provides."""
-    return source("pynvml")
-
-
-@functools.cache
-def psutil_library(machine: str, libc: str) -> str | None:
-    """Return psutil's compiled part for such a machine as base64, None if there is none."""
-    data = psutil_builds.find(machine, libc)
-    return None if data is None else base64.b64encode(data).decode("ascii")
+def pack(data: bytes) -> str:
+    """Return bytes as they travel in a frame; `preflight.node.agent.unpack` undoes it."""
+    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")

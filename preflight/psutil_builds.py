@@ -6,11 +6,14 @@ that a Mac can drive x86_64 and aarch64 nodes.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
+import re
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import platformdirs
@@ -30,12 +33,16 @@ def find(machine: str, libc: str) -> bytes | None:
 
     Args:
         machine: as `uname -m` says it.
-        libc: name and version as `platform.libc_ver()` says them, empty for musl.
+        libc: name and version as `confstr(3)` says them, empty for musl.
     """
     here = own_folder() / LIBRARY
-    if here.exists() and (machine, family(libc)) == (platform.machine(), own_family()):
+    family = libc.partition(" ")[0]
+    if here.exists() and (machine, family) == (platform.machine(), platform.libc_ver()[0]):
         return here.read_bytes()
-    return downloaded(machine, family(libc))
+    # A node's words become a file name and an option of pip.
+    if family not in PLATFORMS or not re.fullmatch(r"\w+", machine, re.ASCII):
+        return None
+    return downloaded(machine, family)
 
 
 def own_folder() -> Path:
@@ -43,42 +50,43 @@ def own_folder() -> Path:
     return Path(str(importlib.metadata.distribution("psutil").locate_file("psutil")))
 
 
-def family(libc: str) -> str:
-    """Return `glibc`, or nothing for musl."""
-    return libc.partition(" ")[0]
-
-
-def own_family() -> str:
-    """Return the same for this machine."""
-    return platform.libc_ver()[0]
-
-
-def downloaded(machine: str, libc: str) -> bytes | None:
+def downloaded(machine: str, family: str) -> bytes | None:
     """Return the library out of a wheel in the cache, which pip fills at first need."""
     version = importlib.metadata.version("psutil")
-    folder = platformdirs.user_cache_path("preflight") / "psutil" / f"{version}-{libc}-{machine}"
-    if not list(folder.glob("*.whl")):
-        platforms = [p.format(machine) for p in PLATFORMS.get(libc, ())]
-        tags = [word for p in platforms for word in ("--platform", p)]
-        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
-        try:
-            subprocess.run(
-                [*fetch, *tags, "-d", str(folder), f"psutil=={version}"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=DOWNLOAD_TIMEOUT_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-    return from_wheel(next(folder.glob("*.whl")))
+    cache = platformdirs.user_cache_path("preflight") / "psutil"
+    folder = cache / f"{version}-{family or 'musl'}-{machine}"
+    return cached(folder) or (cached(folder) if fetch(version, machine, family, folder) else None)
+
+
+def fetch(version: str, machine: str, family: str, folder: Path) -> bool:
+    """Have pip put the wheel into a folder; whether it did."""
+    platforms = [word for p in PLATFORMS[family] for word in ("--platform", p.format(machine))]
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download"]
+    command += ["--no-deps", "--only-binary=:all:", *platforms, "--dest", str(folder)]
+    try:
+        done = subprocess.run(
+            [*command, f"psutil=={version}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=DOWNLOAD_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def cached(folder: Path) -> bytes | None:
+    """Return the library in a folder's wheel, None if there is no wheel that has it."""
+    return next(filter(None, map(from_wheel, folder.glob("*.whl"))), None)
 
 
 def from_wheel(wheel: Path) -> bytes | None:
-    """Return the library in a wheel; a broken wheel is removed, so that it is fetched again."""
+    """Return the library in a wheel; a broken wheel is removed."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(f"psutil/{LIBRARY}")
-    except (KeyError, zipfile.BadZipFile):
-        wheel.unlink()
+    except (KeyError, OSError, zipfile.BadZipFile, zlib.error):
+        with contextlib.suppress(OSError):
+            wheel.unlink()
         return None

@@ -17,7 +17,7 @@ from preflight.fanout import fan_out
 from preflight.fleet import Fleet
 from preflight.inventory import Cluster, NodeSpec
 from preflight.payload import Payload
-from preflight.session import AgentError, Session, new_tag, start_line
+from preflight.session import AgentError, Session
 from preflight.transport import Connection, Transport
 
 CLOSE_TIMEOUT_S = 5.0
@@ -214,12 +214,10 @@ def start(visit: Visit, errand: Errand, become: str | None) -> Session:
     """
     if visit.connection is None:
         raise AgentError("no agent", "not logged in")
-    tag = new_tag()
-    line = start_line(visit.spec.ssh.python, errand.payload, tag, become)
     # An interpreter on a loaded node or on a cold network file system takes seconds to start, so
     # it has the time of a login over again.
     limit = max(0.1, min(visit.spec.ssh.login_timeout_s, errand.deadline - time.monotonic()))
-    session = Session(visit.connection.execute(line), errand.payload, tag, limit)
+    session = Session(visit.connection, errand.payload, limit, visit.spec.ssh.python, become)
     visit.sessions.append(session)
     return session
 

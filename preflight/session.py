@@ -17,7 +17,7 @@ from preflight import wire
 from preflight.api import Reply
 from preflight.errors import PreflightError, TransportError, printable
 from preflight.payload import MINIMUM, Payload, command
-from preflight.transport import Stream
+from preflight.transport import Connection
 
 SLACK_S = 5.0
 """Above a call's own limit: the agent answers for a late child; this is for a late agent."""
@@ -70,27 +70,43 @@ class Session:
     """A started agent.
 
     Args:
-        stream: where `payload.command` was just started.
+        connection: a login on the node.
         payload: what to send it.
-        tag: the tag that the command was given.
+        start_timeout_s: how long the agent may take to say that it is there.
+        python: the interpreter that the inventory names, None to look for one.
+        become: `sudo`, or None.
 
     Raises:
         AgentError: it did not start.
         TransportError: the connection was lost.
     """
 
-    def __init__(self, stream: Stream, payload: Payload, tag: str, start_timeout_s: float) -> None:
-        self._stream = stream
+    def __init__(
+        self,
+        connection: Connection,
+        payload: Payload,
+        start_timeout_s: float,
+        python: str | None = None,
+        become: str | None = None,
+    ) -> None:
+        tag = f"preflight-{secrets.token_hex(8)}:"
+        self._python = python
         self._decoder = wire.Decoder(tag)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, Pending] = {0: Pending()}
         self._lost: str | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
-        stream.send(payload.blob)
-        self._reader.start()
-        self.hello = self._hello(start_timeout_s)
-        self.psutil = self._load(payload, start_timeout_s)
+        line = command(python, len(payload.blob), tag, LIFE_S, become)
+        self._stream = connection.execute(line)
+        try:
+            self._reader.start()
+            self._stream.send(payload.blob)
+            self.hello = self._hello(start_timeout_s)
+            self.psutil = self._load(payload, start_timeout_s)
+        except (AgentError, TransportError):
+            self.close()
+            raise
 
     @property
     def noise(self) -> str:
@@ -191,28 +207,50 @@ class Session:
         loaded = self.call("preflight.node.agent", "load", extras, timeout_s)
         if isinstance(loaded.value, dict):
             return str(loaded.value.get("psutil"))
-        raise AgentError("agent", f"the agent did not take its modules: {loaded.problem}")
+        why = (loaded.problem or {}).get("message", "no words")
+        raise AgentError("no agent", f"the agent did not take its modules: {why}")
 
     def _hello(self, timeout_s: float) -> dict[str, Any]:
         frame = self._pending[0].get(timeout_s)
         del self._pending[0]
         if frame is not None and isinstance(frame.get("hello"), dict):
             return dict(frame["hello"])
-        self._stream.close()
         if frame is not None and "old" in frame:
-            raise AgentError(
-                "old python",
-                f"{printable(str(frame.get('executable')))} is Python "
-                f"{printable(str(frame['old']))}, and there is no Python >= {MINIMUM} on PATH",
-                f"install Python {MINIMUM} or newer, or name one in the inventory: ssh.python",
-            )
+            raise self._old(printable(str(frame.get("executable"))), printable(str(frame["old"])))
         if frame is not None and "problem" not in frame:
-            raise AgentError(
-                "no python",
-                "there is no python3 on the PATH of the non-login shell",
-                "install python3, or name the interpreter in the inventory: ssh.python",
-            )
+            raise self._no_python()
         raise self._no_start(frame, timeout_s)
+
+    def _old(self, executable: str, version: str) -> AgentError:
+        """Return the error of a node whose Python is too old."""
+        if self._python:
+            return AgentError(
+                "old python",
+                f"ssh.python is {self._python!r}: {executable} is Python {version}, "
+                f"and the agent needs {MINIMUM} or newer",
+                f"name a Python {MINIMUM} or newer in the inventory: ssh.python; "
+                "or leave it out, then PATH is searched for one",
+            )
+        return AgentError(
+            "old python",
+            f"{executable} is Python {version}, and there is no Python >= {MINIMUM} on PATH",
+            f"install Python {MINIMUM} or newer, or name one in the inventory: ssh.python",
+        )
+
+    def _no_python(self) -> AgentError:
+        """Return the error of a node where the shell found nothing to start."""
+        if self._python:
+            return AgentError(
+                "no python",
+                f"ssh.python is {self._python!r}: there is no such program that may be run",
+                "correct ssh.python in the inventory; or leave it out, "
+                "then PATH is searched for one",
+            )
+        return AgentError(
+            "no python",
+            "there is no python3 on the PATH of the non-login shell",
+            "install python3, or name the interpreter in the inventory: ssh.python",
+        )
 
     def _no_start(self, frame: Mapping[str, Any] | None, timeout_s: float) -> AgentError:
         """Return the error of an agent that said nothing, with all that was heard instead."""
@@ -235,7 +273,7 @@ class Session:
 
     def _read(self) -> None:
         """Hand out frames until the stream ends; the only reader of the stream."""
-        why = "the connection was lost"
+        why = "the agent has ended"
         try:
             while data := self._stream.recv(1 << 16):
                 for frame in self._decoder.feed(data):
@@ -285,16 +323,6 @@ def one_line(text: str) -> str:
     return "; ".join(printable(line.strip()) for line in text.splitlines() if line.strip())
 
 
-def new_tag() -> str:
-    """Return a tag that no banner contains."""
-    return f"preflight-{secrets.token_hex(8)}:"
-
-
-def start_line(python: str | None, payload: Payload, tag: str, become: str | None) -> str:
-    """Return the command that a `Session` of this payload and tag expects on its stream."""
-    return command(python, len(payload.blob), tag, LIFE_S, become)
-
-
 def lost_problem(why: str) -> dict[str, Any]:
     """Return the frame of a call whose connection went away."""
     return {"problem": {"kind": "lost", "message": why}}
@@ -303,7 +331,7 @@ def lost_problem(why: str) -> dict[str, Any]:
 def reply(frame: Mapping[str, Any]) -> Reply:
     """Return an answer frame as a reply; a frame of another shape is a problem too."""
     taken = frame.get("seconds")
-    seconds = float(taken) if isinstance(taken, (int, float)) else 0.0
+    seconds = taken if isinstance(taken, float) else 0.0
     if "value" in frame:
         return Reply(frame["value"], None, seconds)
     problem = frame.get("problem")

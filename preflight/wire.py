@@ -68,6 +68,8 @@ class Decoder:
         self._hear(line[:at])
         try:
             frame = json.loads(line[at + len(self._tag) :])
+            if b"\\ud" in line.lower():
+                frame = json.loads(without_surrogates(frame))
         except (ValueError, RecursionError):
             frame = None
         if not isinstance(frame, dict):
@@ -78,3 +80,11 @@ class Decoder:
     def _hear(self, line: bytes) -> None:
         if line.strip() and len(self.noise) < NOISE_CAP:
             self.noise = (self.noise + line.rstrip(b"\r") + b"\n")[:NOISE_CAP]
+
+
+def without_surrogates(frame: Any) -> bytes:
+    """Return a frame as JSON with a `?` for each half of a pair that has lost its other half.
+
+    `os.fsdecode` makes them of file names that are no UTF-8; no report could be written with them.
+    """
+    return json.dumps(frame, ensure_ascii=False).encode("utf-8", "replace")

@@ -8,87 +8,72 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import ctypes
 import importlib
 import json
+import math
 import os
-import platform
 import resource
 import select
 import signal
 import sys
 import time
-import traceback
+import zlib
 from typing import Any, Mapping
 
-from preflight.api import Unobservable
-from preflight.node import psutil_loader, toolbox
+from preflight.node import child, psutil_loader, toolbox
+from preflight.node.child import encode, problem, write_all
 
-REPLY_CAP = 1 << 20
-"""Bytes of one answer: enough for any facts, and a bound for what a broken probe may send."""
-GRACE_S = 1.0
-"""How long a child whose pipe ended may take to be reaped before its answer goes without."""
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-def prctl(option: int, value: int) -> None:
-    """Ask the kernel by prctl(2); where there is none (not Linux) the rest still works."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-class Opened:
-    """The node's end of an open call; `preflight.api.Opened` is its contract."""
-
-    def __init__(self, call_id: int, out: int, stop: int) -> None:
-        self._id, self._out, self._stop = call_id, out, stop
-
-    def ready(self, facts: Mapping[str, Any]) -> None:
-        """Tell the controller that the function is in place."""
-        write_all(self._out, encode({"id": self._id, "ready": facts}))
-
-    def fileno(self) -> int:
-        """A descriptor that becomes readable when the controller says stop."""
-        return self._stop
+END_S = 1.0
+"""How long the agent waits at its end for killed children; one in D state never dies."""
+PR_SET_CHILD_SUBREAPER = 36
+"""From linux/prctl.h: what children leave behind becomes the agent's own, so it can end it."""
+ENDING = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 class Call:
     """A child at work, seen from the agent."""
 
-    def __init__(self, call_id: int, pid: int, out: int, stop: int, timeout_s: float) -> None:
-        self.id, self.pid, self.out, self.stop_fd, self.timeout_s = (
-            call_id,
-            pid,
-            out,
-            stop,
-            timeout_s,
-        )
-        self.deadline: float | None = time.monotonic() + timeout_s
+    def __init__(self, call_id: int, pid: int, pipes: Pipes, timeout_s: float) -> None:
+        self.id, self.pid, self.pipes, self.timeout_s = call_id, pid, pipes, timeout_s
+        self.deadline = time.monotonic() + timeout_s
         self.tail = b""
-        self.answered = self.ended = False
+        self.answered = False
 
     def stop(self) -> None:
         """Tell an open call to end; it has its time limit again to answer."""
-        if self.stop_fd >= 0:
-            os.close(self.stop_fd)
-            self.stop_fd = -1
-            self.deadline = time.monotonic() + self.timeout_s
+        self.pipes.close("stop_write")
+        self.deadline = time.monotonic() + self.timeout_s
 
     def kill(self) -> None:
         """End the child and all that is in its process group, at once."""
+        # The pid too: the child may not have come to make a group of its own yet. Neither can be
+        # another's by now, since only `Agent.reap` gives the number back.
         for kill in (os.killpg, os.kill):
-            try:
+            with contextlib.suppress(OSError):
                 kill(self.pid, signal.SIGKILL)
-            except OSError:  # gone, or not yet a group of its own
-                pass
 
-    def close(self) -> None:
-        """Let go of the pipes."""
-        os.close(self.out)
-        if self.stop_fd >= 0:
-            os.close(self.stop_fd)
-            self.stop_fd = -1
+
+class Pipes:
+    """The two pipes between the agent and one child, by the names of their four ends."""
+
+    def __init__(self) -> None:
+        self.fds: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Make them.
+
+        Raises:
+            OSError: too many open files.
+        """
+        self.fds["out_read"], self.fds["out_write"] = os.pipe()
+        self.fds["stop_read"], self.fds["stop_write"] = os.pipe()
+
+    def close(self, *names: str) -> None:
+        """Close some ends, or all; those that are closed already are left alone."""
+        for fd in [self.fds.pop(name) for name in names or tuple(self.fds) if name in self.fds]:
+            os.close(fd)
 
 
 class Agent:
@@ -103,20 +88,32 @@ class Agent:
         self.tag = tag.encode()
         self.sources = sources
         self.calls: dict[int, Call] = {}
+        self.heard: dict[int, Call] = {}
         self.tail = b""
-        self.out = 1
+        self.poller = select.poll()
+        self.woken, self.waker = os.pipe()
 
     def serve(self, life_s: int) -> None:
         """Answer until standard input ends, or `life_s` have passed (a lost controller)."""
-        signal.alarm(life_s)  # the default action ends the process; children follow by PDEATHSIG
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-        os.set_blocking(0, True)  # sudo with I/O logging leaves it non-blocking
-        self.say({"hello": hello()})
+        toolbox.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        os.chdir("/")  # what probes start must not find a stray json.py in the home directory
+        for fd in (0, 1):
+            os.set_blocking(fd, True)  # sudo with I/O logging leaves them non-blocking
+        os.set_blocking(self.waker, False)
+        signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only the byte in the pipe counts
+        for number in ENDING:
+            signal.signal(number, leave)
+        signal.alarm(life_s)
+        for fd in (0, self.woken):
+            self.poller.register(fd, select.POLLIN)
         try:
+            self.say({"hello": hello()})
             while self.turn():
                 pass
         finally:
             self.end()
+        os._exit(0)  # tidying up an interpreter costs milliseconds
 
     def say(self, frame: Mapping[str, Any]) -> None:
         """Write one frame."""
@@ -124,43 +121,43 @@ class Agent:
 
     def forward(self, line: bytes) -> None:
         """Write one encoded frame; it begins a line even after half a line of noise."""
-        try:
-            write_all(self.out, b"\n" + self.tag + line)
-        except OSError:  # the controller is gone: end of stdin follows
-            pass
+        with contextlib.suppress(OSError):  # the controller is gone: end of stdin follows
+            write_all(1, b"\n" + self.tag + line)
 
     def turn(self) -> bool:
         """Wait for the next thing to happen and deal with it; False when stdin has ended."""
-        waiting = [call for call in self.calls.values() if not call.ended]
-        readable, _, _ = select.select([0] + [c.out for c in waiting], [], [], self.patience())
-        for call in waiting:
-            if call.out in readable:
-                self.hear(call)
-        self.expire()
-        if 0 in readable:
-            data = os.read(0, 1 << 16)
-            if not data:
+        for fd, _ in self.poller.poll(self.patience_ms()):
+            if fd in self.heard:
+                self.hear(self.heard[fd])
+            elif fd == self.woken:
+                os.read(self.woken, 4096)
+                self.reap()
+            elif fd == 0 and not self.listen():
                 return False
-            lines = (self.tail + data).split(b"\n")
-            self.tail = lines.pop()
-            for line in lines:
-                self.request(line)
+        self.expire()
         return True
 
-    def patience(self) -> float | None:
-        """Seconds until the next deadline; short while an ended child awaits reaping."""
-        if any(call.ended for call in self.calls.values()):
-            return 0.005
-        deadlines = [c.deadline for c in self.calls.values() if c.deadline is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+    def patience_ms(self) -> int | None:
+        """Return the time until the next deadline."""
+        first = min((call.deadline for call in self.calls.values()), default=math.inf)
+        if first == math.inf:
+            return None
+        return max(0, math.ceil((first - time.monotonic()) * 1000))
+
+    def listen(self) -> bool:
+        """Take what the controller sent; False when it has ended."""
+        data = os.read(0, 1 << 16)
+        *lines, self.tail = (self.tail + data).split(b"\n")
+        for line in lines:
+            self.request(line)
+        return bool(data)
 
     def request(self, line: bytes) -> None:
         """Take one request line. Noise is not possible here: only the controller writes it."""
         frame = json.loads(line)
         if frame.get("stop"):
-            call = self.calls.get(frame["id"])
-            if call:
-                call.stop()
+            if frame["id"] in self.calls:
+                self.calls[frame["id"]].stop()
         elif frame["module"] == __name__:
             value = getattr(self, "do_" + frame["function"])(*frame["args"])
             self.say({"id": frame["id"], "value": value})
@@ -171,10 +168,19 @@ class Agent:
         """Return this machine's clock, at once: the round trip bounds its offset."""
         return time.time()
 
-    def do_load(self, sources: dict[str, str], library: str | None) -> dict[str, Any]:
-        """Take more modules, and psutil's compiled part (base64); say how psutil was loaded."""
-        self.sources.update(sources)
-        return {"psutil": psutil_loader.load(library)}
+    def do_load(self, sources: str, library: str | None) -> dict[str, Any]:
+        """Take more modules and psutil's compiled part; say how psutil was loaded.
+
+        Both psutil and pynvml are imported here once rather than in every child. Importing pynvml
+        does not touch the driver; only its `nvmlInit` does.
+        """
+        modules: dict[str, str] = json.loads(unpack(sources))
+        self.sources.update(modules)
+        if "pynvml" in modules:
+            importlib.import_module("pynvml")
+        if "psutil" not in modules:
+            return {"psutil": "not needed"}
+        return {"psutil": psutil_loader.load(unpack(library) if library else None)}
 
     def do_usage(self) -> dict[str, float]:
         """Return the CPU seconds of the agent and of its children so far."""
@@ -188,161 +194,155 @@ class Agent:
 
     def start(self, frame: Mapping[str, Any]) -> None:
         """Fork a child for one call."""
-        out_read, out_write = os.pipe()
-        stop_read, stop_write = os.pipe()
+        agent, pipes = os.getpid(), Pipes()
         try:
+            pipes.open()
             pid = os.fork()
-        except OSError as error:  # no more processes: that is an answer too
-            for fd in (out_read, out_write, stop_read, stop_write):
-                os.close(fd)
-            self.say(problem(frame["id"], "unobservable", f"cannot start a process: {error}"))
+        except OSError as error:  # no more files or processes: that is an answer too
+            pipes.close()
+            said = f"cannot start a process: {error.strerror}"
+            self.say({"id": frame["id"], **problem("unobservable", said)})
             return
         if pid == 0:
             # Whatever happens in the child, it must not come back into the agent's loop.
             try:
-                os.close(out_read)
-                os.close(stop_write)
-                for call in self.calls.values():
-                    call.close()
-                child(frame, out_write, stop_read)
+                self.forget()
+                pipes.close("out_read", "stop_write")
+                child.serve(frame, agent, pipes.fds["out_write"], pipes.fds["stop_read"])
             finally:
                 os._exit(0)
-        os.close(out_write)
-        os.close(stop_read)
-        call = Call(frame["id"], pid, out_read, stop_write, frame["timeout_s"])
-        self.calls[call.id] = call
+        pipes.close("out_write", "stop_read")
+        out = pipes.fds["out_read"]
+        os.set_blocking(out, False)
+        self.poller.register(out, select.POLLIN)
+        call = Call(frame["id"], pid, pipes, frame["timeout_s"])
+        self.calls[call.id] = self.heard[out] = call
 
-    def hear(self, call: Call) -> None:
-        """Take what a child wrote: whole lines are forwarded as they are."""
-        data = os.read(call.out, 1 << 16)
+    def forget(self) -> None:
+        """Let go, in a child, of all that is the agent's."""
+        signal.set_wakeup_fd(-1)
+        for number in (*ENDING, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        for fd in (self.woken, self.waker):
+            os.close(fd)
+        for call in self.calls.values():
+            call.pipes.close()
+
+    def hear(self, call: Call) -> bool:
+        """Take what a child wrote: whole lines are forwarded as they are. False: nothing."""
+        try:
+            data = os.read(call.pipes.fds["out_read"], 1 << 16)
+        except BlockingIOError:
+            return False
         if not data:
-            call.ended = True
-            call.deadline = time.monotonic() + GRACE_S
-            return
-        call.tail += data
-        while b"\n" in call.tail:
-            line, call.tail = call.tail.split(b"\n", 1)
+            self.deafen(call)
+            return False
+        *lines, call.tail = (call.tail + data).split(b"\n")
+        for line in lines:
             if line.startswith(b'{"ready"'):
-                call.deadline = None
+                call.deadline = math.inf
             else:
                 call.answered = True
             self.forward(line + b"\n")
+        return True
+
+    def deafen(self, call: Call) -> None:
+        """Listen to a child no more: its pipe has ended, or it has."""
+        if self.heard.pop(call.pipes.fds["out_read"], None):
+            self.poller.unregister(call.pipes.fds["out_read"])
+
+    def reap(self) -> None:
+        """See to the children that have ended, adopted ones included; never blocks."""
+        flags = os.WEXITED | os.WNOHANG
+        with contextlib.suppress(ChildProcessError):  # there are none
+            while True:
+                # Left a zombie until all is done: its number stays its own so long.
+                ended = os.waitid(os.P_ALL, 0, flags | os.WNOWAIT)
+                if ended is None:
+                    return
+                for call in [c for c in self.calls.values() if c.pid == ended.si_pid]:
+                    while self.hear(call):
+                        pass
+                    self.finish(call, "died", died(ended))
+                os.waitid(os.P_PID, ended.si_pid, flags)
 
     def expire(self) -> None:
-        """Answer for children that are past their time, and reap those that ended."""
+        """Answer for children that are past their time."""
         now = time.monotonic()
-        for call in list(self.calls.values()):
-            late = call.deadline is not None and now >= call.deadline
-            status = reap(call.pid) if call.ended or late else None
-            if status is None and not late:
-                continue
-            if not call.answered:
-                self.say(self.silence(call, status))
-            call.kill()
-            reap(call.pid)
-            call.close()
-            del self.calls[call.id]
+        for call in [call for call in self.calls.values() if call.deadline <= now]:
+            self.finish(call, "timeout", f"no answer in {call.timeout_s:g} s")
 
-    def silence(self, call: Call, status: int | None) -> dict[str, Any]:
-        """Say why a call has no answer of its own."""
-        if status is None:
-            return problem(call.id, "timeout", f"no answer in {call.timeout_s:g} s")
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            return problem(call.id, "died", f"the probe's process died of {signal_name(number)}")
-        return problem(call.id, "died", "the probe's process ended without an answer")
+    def finish(self, call: Call, kind: str, why: str) -> None:
+        """Have done with a call; one that has not answered has this problem."""
+        if not call.answered:
+            self.say({"id": call.id, **problem(kind, why)})
+        call.kill()
+        self.deafen(call)
+        call.pipes.close()
+        del self.calls[call.id]
 
     def end(self) -> None:
         """Leave nothing behind: children, and what they left to us as subreaper."""
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
         for call in self.calls.values():
             call.kill()
-        for pid in orphans():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        os._exit(0)
+        self.calls.clear()
+        deadline = time.monotonic() + END_S
+        # In rounds: what a child has started becomes ours only when the child is dead.
+        while children() and time.monotonic() < deadline:
+            for pid in children():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self.reap()
+            time.sleep(0.001)
 
 
-def child(frame: Mapping[str, Any], out: int, stop: int) -> None:
-    """Be the child of one call: run the function, write one answer, end."""
-    os.setsid()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    begun = time.monotonic()
-    try:
-        function = getattr(importlib.import_module(frame["module"]), frame["function"])
-        node = toolbox.Toolbox()
-        opened = [Opened(frame["id"], out, stop)] if frame.get("open") else []
-        value = function(node, *opened, *frame["args"])
-        answer = {"id": frame["id"], "value": value}
-        size = len(encode(answer))
-        if size > REPLY_CAP:
-            answer = problem(frame["id"], "too_large", f"the facts take {size} bytes")
-    except Unobservable as statement:
-        answer = problem(frame["id"], "unobservable", str(statement))
-    except Exception as error:  # noqa: BLE001 - a probe's bug is a row, not the end of the run
-        trace = traceback.format_exc()[-8192:]
-        answer = problem(frame["id"], "bug", f"{type(error).__name__}: {error}", trace)
-    answer["seconds"] = round(time.monotonic() - begun, 4)
-    write_all(out, encode(answer))
+def leave(*_: Any) -> None:
+    """Be the answer to a signal that ends the agent."""
+    sys.exit(1)
 
 
-def problem(call_id: int, kind: str, message: str, trace: str = "") -> dict[str, Any]:
-    """Return the frame of a call that has no value."""
-    what = {"kind": kind, "message": message[:2048]}
-    if trace:
-        what["traceback"] = trace
-    return {"id": call_id, "problem": what}
+def unpack(packed: str) -> bytes:
+    """Return the bytes that `payload.pack` was given."""
+    return zlib.decompress(base64.b64decode(packed))
 
 
-def encode(frame: Mapping[str, Any]) -> bytes:
-    """Return one frame as an ASCII JSON line; `ready` goes first, the agent looks for it there."""
-    ordered = {k: frame[k] for k in sorted(frame, key=lambda k: k != "ready")}
-    return json.dumps(ordered, allow_nan=False).encode("ascii") + b"\n"
+def died(ended: Any) -> str:
+    """Say how a child without an answer has ended."""
+    if ended.si_code == os.CLD_EXITED:
+        return "the probe's process ended without an answer"
+    number = ended.si_status
+    known = number in {one.value for one in signal.Signals}
+    name = signal.Signals(number).name if known else f"signal {number}"
+    return f"the probe's process died of {name}"
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of it."""
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def reap(pid: int) -> int | None:
-    """Return the wait status of a child that has ended, None while it has not."""
-    try:
-        done, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return 0
-    return status if done else None
-
-
-def orphans() -> list[int]:
+def children() -> list[int]:
     """Return the pids of all children of this process, adopted ones included."""
     try:
-        with open("/proc/self/task/%d/children" % os.getpid()) as children:
-            return [int(pid) for pid in children.read().split()]
+        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
+            return [int(pid) for pid in listed.read().split()]
     except OSError:
         return []
 
 
-def signal_name(number: int) -> str:
-    """Return a name such as SIGSEGV."""
+def libc() -> str:
+    """Return name and version of the GNU C library, nothing for another one."""
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "signal %d" % number
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (OSError, ValueError):
+        return ""
 
 
 def hello() -> dict[str, Any]:
     """Return what the controller must know before it calls anything."""
     return {
-        "python": "%d.%d.%d" % sys.version_info[:3],
+        "python": ".".join(str(number) for number in sys.version_info[:3]),
         "executable": sys.executable,
-        "machine": platform.machine(),
+        "machine": os.uname().machine,
         "system": sys.platform,
-        "libc": " ".join(platform.libc_ver()).strip(),
+        "libc": libc(),
         "uid": os.getuid(),
         "pid": os.getpid(),
-        "nvml": toolbox.has_nvml(),
     }

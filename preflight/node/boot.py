@@ -27,8 +27,8 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(
         self,
         fullname: str,
-        path: Sequence[str] | None,
-        target: Any = None,  # noqa: ARG002 - the protocol of importlib
+        path: Sequence[str] | None,  # noqa: ARG002 - the protocol of importlib
+        target: Any = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         """Answer for our own modules only."""
         package = self.is_package(fullname)

@@ -5,7 +5,6 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
-import base64
 import importlib.machinery
 import importlib.util
 import os
@@ -14,27 +13,29 @@ import sys
 OLDEST = (5, 9)
 """psutil 5.9 has all that probes call, in the shape they expect."""
 EXTENSION = "psutil._psutil_linux"
+BROKEN = (ImportError, OSError, AttributeError, SyntaxError)
+"""What an import of a psutil raises that does not fit this machine, or this Python."""
 
 
-def load(library: str | None) -> str:
+def load(library: bytes | None) -> str:
     """Import psutil and say from where: `sent`, `site-packages`, or `none: reason`.
 
     Args:
-        library: the compiled part as base64; None where the controller has none that fits.
+        library: the compiled part; None where the controller has none that fits.
     """
     reasons: list[str] = []
     if library:
         try:
-            from_memory(base64.b64decode(library))
+            from_memory(library)
             return "sent"
-        except (ImportError, OSError, AttributeError) as error:
+        except BROKEN as error:
             reasons.append(f"sent psutil: {error}")
             forget()
     else:
         reasons.append("no psutil build for this machine was sent")
     try:
         return from_site_packages()
-    except ImportError as error:
+    except BROKEN as error:
         forget()
         reasons.append(f"installed psutil: {error}")
     return "none: " + "; ".join(reasons)
@@ -47,21 +48,20 @@ def from_memory(library: bytes) -> None:
         OSError: no memory files here, or they may not be executed.
         ImportError: the build does not fit this machine.
     """
-    fd = os.memfd_create("psutil")
-    with os.fdopen(fd, "wb", closefd=False) as file:
+    with os.fdopen(os.memfd_create("psutil"), "wb") as file:
         file.write(library)
-    path = "/proc/self/fd/%d" % fd
-    loader = importlib.machinery.ExtensionFileLoader(EXTENSION, path)
-    spec = importlib.util.spec_from_file_location(EXTENSION, path, loader=loader)
-    if spec is None:
-        raise ImportError("no spec for " + path)
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+        file.flush()
+        path = f"/proc/self/fd/{file.fileno()}"
+        loader = importlib.machinery.ExtensionFileLoader(EXTENSION, path)
+        spec = importlib.util.spec_from_file_location(EXTENSION, path, loader=loader)
+        if spec is None:
+            raise ImportError(f"no spec for {path}")
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
     sys.modules[EXTENSION] = module
     import psutil
 
     psutil._psutil_linux = module
-    os.close(fd)
 
 
 def from_site_packages() -> str:
@@ -83,7 +83,8 @@ def from_site_packages() -> str:
         sys.meta_path[:0] = ours
         del sys.path[-len(places) :]
     if psutil.version_info[:2] < OLDEST:
-        raise ImportError("version %s is older than %d.%d" % (psutil.__version__, *OLDEST))
+        oldest = ".".join(str(number) for number in OLDEST)
+        raise ImportError(f"version {psutil.__version__} is older than {oldest}")
     return "site-packages"
 
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import enum
 import errno
+import functools
 import grp
 import json
 import os
@@ -32,6 +33,8 @@ CAP = 256 << 10
 GONE = (errno.ENOENT, errno.ENOTDIR)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Searched after PATH: an ordinary user's non-login PATH often lacks the sbin folders."""
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 LIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK,
     "nofile": resource.RLIMIT_NOFILE,
@@ -60,7 +63,7 @@ class Toolbox:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(os.environ, LC_ALL="C", **(env or {})),
-                preexec_fn=die_with_parent,
+                preexec_fn=functools.partial(die_with, os.getpid()),
             )
         except OSError as error:
             raise Unobservable(f"{argv[0]}: {error.strerror}") from error
@@ -142,12 +145,7 @@ class Toolbox:
             user = pwd.getpwuid(os.getuid()) if name is None else pwd.getpwnam(name)
         except KeyError:
             return None
-        groups: dict[str, int] = {}
-        for gid in os.getgrouplist(user.pw_name, user.pw_gid):
-            try:
-                groups[grp.getgrgid(gid).gr_name] = gid
-            except KeyError:  # a gid without a name is a fact of its own
-                groups["gid %d" % gid] = gid
+        groups = {group_name(gid): gid for gid in os.getgrouplist(user.pw_name, user.pw_gid)}
         return Account(user.pw_name, user.pw_uid, user.pw_gid, user.pw_dir, user.pw_shell, groups)
 
     def resolve(self, name: str) -> list[str]:
@@ -210,6 +208,7 @@ class Toolbox:
 
 def depart(path: str) -> tuple[int, int]:
     """Start a process that goes to a path; return its pid and where it will tell."""
+    parent = os.getpid()
     come, tell = os.pipe()
     try:
         pid = os.fork()
@@ -219,7 +218,7 @@ def depart(path: str) -> tuple[int, int]:
         raise Unobservable(f"cannot start a process: {error.strerror}") from error
     if pid == 0:
         try:
-            die_with_parent()
+            die_with(parent)
             os.write(tell, json.dumps(gone_to(path)).encode())
         finally:
             os._exit(0)
@@ -261,6 +260,14 @@ def back(pid: int, come: int, deadline: float) -> Visit:
     return Visit(NO_ANSWER)
 
 
+def group_name(gid: int) -> str:
+    """Return a group's name; a gid without one is a fact of its own."""
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"
+
+
 def loaded_psutil() -> Any:
     """Return psutil, which the agent loaded before it forked.
 
@@ -270,27 +277,6 @@ def loaded_psutil() -> Any:
     if "psutil" not in sys.modules:
         raise Unobservable("psutil: no build of it loads on this node")
     return sys.modules["psutil"]
-
-
-def has_nvml() -> bool:
-    """Whether the loader finds an NVML library; tried in a child, since loading may crash."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            ctypes.CDLL("libnvidia-ml.so.1")
-            os._exit(0)
-        except OSError as error:
-            os._exit(1 if "cannot open shared object file" in str(error) else 0)
-        finally:
-            os._exit(0)
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status == 0
-        time.sleep(0.001)
-    os.kill(pid, signal.SIGKILL)
-    return True
 
 
 def initialised_nvml() -> Any:
@@ -327,10 +313,17 @@ def text(data: bytes) -> str:
     return data[:CAP].decode("utf-8", "replace")
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent (PR_SET_PDEATHSIG)."""
+def prctl(option: int, value: int) -> None:
+    """Tell the kernel something about this process; no matter where there is no such call."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """End this process when its parent ends, even if it is killed; called right after a fork."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(0)
 
 
 def drain(process: Any, deadline: float, name: str) -> tuple[bytes, bytes]:
@@ -355,7 +348,7 @@ def drain(process: Any, deadline: float, name: str) -> tuple[bytes, bytes]:
             kept[stream] = (kept[stream] + data)[:CAP]  # the rest is read and dropped
             if not data:
                 poller.unregister(fd)
-                del by_fd[fd]
+                by_fd.pop(fd).close()
     return kept[process.stdout], kept[process.stderr]
 
 

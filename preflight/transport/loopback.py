@@ -21,7 +21,8 @@ class LocalStream:
 
     def __init__(self, command: str) -> None:
         # A file and not a pipe: nobody reads it while the command runs, and it must not block.
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._last_words = ""
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", command],
             stdin=subprocess.PIPE,
@@ -42,11 +43,19 @@ class LocalStream:
             raise TransportError("lost", "the agent on this machine has ended") from error
 
     def recv(self, size: int) -> bytes:
-        """Return some bytes of its standard output."""
-        return os.read(self._process.stdout.fileno(), size) if self._process.stdout else b""
+        """Return some bytes of its standard output; the reader is who closes it, at its end."""
+        stdout = self._process.stdout
+        if stdout is None or stdout.closed:
+            return b""
+        data = os.read(stdout.fileno(), size)
+        if not data:
+            stdout.close()
+        return data
 
     def stderr_tail(self) -> str:
         """Return the last it wrote to standard error."""
+        if self._stderr.closed:
+            return self._last_words
         end = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), STDERR_TAIL, max(0, end - STDERR_TAIL))
         return tail.decode("utf-8", "replace")
@@ -68,6 +77,8 @@ class LocalStream:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(2)
+        self._last_words = self.stderr_tail()
+        self._stderr.close()
 
 
 class LocalConnection:

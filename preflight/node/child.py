@@ -1,0 +1,82 @@
+"""What a child of the agent does: one call, one answer.
+
+Sent to nodes: stdlib only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+import traceback
+from typing import Any, Mapping
+
+from preflight.api import Unobservable
+from preflight.node import toolbox
+
+REPLY_CAP = 1 << 20
+"""Bytes of one answer: enough for any facts, and a bound for what a broken probe may send."""
+TRACE_CAP = 8192
+"""Bytes of a traceback that are kept: its end names the line."""
+
+
+class Opened:
+    """The node's end of an open call; `preflight.api.Opened` is its contract."""
+
+    def __init__(self, call_id: int, out: int, stop: int) -> None:
+        self._id, self._out, self._stop = call_id, out, stop
+
+    def ready(self, facts: Mapping[str, Any]) -> None:
+        """Tell the controller that the function is in place."""
+        write_all(self._out, encode({"ready": facts, "id": self._id}))
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the controller says stop."""
+        return self._stop
+
+
+def serve(frame: Mapping[str, Any], agent: int, out: int, stop: int) -> None:
+    """Run the function of one call and write its answer."""
+    os.setsid()
+    toolbox.die_with(agent)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    begun = time.monotonic()
+
+    def answer(body: Mapping[str, Any]) -> bytes:
+        seconds = round(time.monotonic() - begun, 4)
+        return encode({"id": frame["id"], "seconds": seconds, **body})
+
+    try:
+        function = getattr(importlib.import_module(frame["module"]), frame["function"])
+        opened = [Opened(frame["id"], out, stop)] if frame.get("open") else []
+        line = answer({"value": function(toolbox.Toolbox(), *opened, *frame["args"])})
+        if len(line) > REPLY_CAP:
+            line = answer(problem("too_large", f"the facts take {len(line)} bytes"))
+    except Unobservable as statement:
+        line = answer(problem("unobservable", str(statement)))
+    except Exception as error:  # noqa: BLE001 - a probe's bug is a row, not the end of the run
+        trace = traceback.format_exc()[-TRACE_CAP:]
+        line = answer(problem("bug", f"{type(error).__name__}: {error}", trace))
+    write_all(out, line)
+
+
+def problem(kind: str, message: str, trace: str = "") -> dict[str, Any]:
+    """Return what stands in a frame in place of a value."""
+    what = {"kind": kind, "message": message[:2048]}
+    if trace:
+        what["traceback"] = trace
+    return {"problem": what}
+
+
+def encode(frame: Mapping[str, Any]) -> bytes:
+    """Return one frame as an ASCII JSON line."""
+    return json.dumps(frame, allow_nan=False).encode("ascii") + b"\n"
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it."""
+    while data:
+        data = data[os.write(fd, data) :]
