@@ -73,7 +73,9 @@ def from_site_packages() -> str:
     import site
 
     ours = [finder for finder in sys.meta_path if type(finder).__name__ == "Importer"]
-    places = site.getsitepackages() + [p for p in (site.getusersitepackages(),) if p]
+    # Without `site` a virtual environment's Python has the prefix of the one it was made from.
+    own = os.path.dirname(os.path.dirname(sys.executable))
+    places = [*site.getsitepackages([own, sys.prefix, sys.exec_prefix]), site.getusersitepackages()]
     sys.path.extend(places)
     for finder in ours:
         sys.meta_path.remove(finder)
