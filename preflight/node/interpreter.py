@@ -125,13 +125,23 @@ def nccl(torch: dict[str, str | None] | None) -> dict[str, str] | None:
     if torch and folder and not torch["cuda"]:
         return None
     places = [os.path.join(folder, "lib", name) for name in TORCH_NCCL] if folder else []
-    users = [place for place in places if os.path.exists(place)]
-    for user in users:
-        section = dynamic(user)
+    users = {place: sections(place) for place in places if os.path.exists(place)}
+    for user, section in users.items():
         if "libnccl.so.2" in section["NEEDED"]:
             # what the linker would not find, torch/__init__.py loads from the wheel
             return library("libnccl.so.2", user, section) or wheel
-    return {"path": users[0], "by": "built in"} if users else wheel or library("libnccl.so.2")
+    if users:  # one that needs nothing at all is damaged
+        whole = [user for user, section in users.items() if section["NEEDED"]]
+        return {"path": whole[0], "by": "built in"} if whole else None
+    return wheel or library("libnccl.so.2")
+
+
+def sections(path: str) -> dict[str, list[str]]:
+    """Return `dynamic` of a file, with nothing in it where the file is damaged."""
+    try:
+        return dynamic(path)
+    except (struct.error, StopIteration):
+        return {name: [] for name in TEXTS.values()}
 
 
 def library(

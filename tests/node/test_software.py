@@ -1,0 +1,324 @@
+"""The training interpreter, asked for real; the dynamic linker has the last word."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preflight.api import Unobservable, Want
+from preflight.node import interpreter
+from preflight.node.software import Inside, asked, training, versions
+from preflight.node.toolbox import Toolbox
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+LOADED = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1])
+found = [line.split()[-1] for line in open("/proc/self/maps") if "libnccl" in line]
+print(found[0] if found else "")
+"""
+
+
+def ask(env: Mapping[str, str], python: str = sys.executable, **more: Any) -> Any:
+    return training(Toolbox(), {"python": python, "container": None, "env": env, **more})
+
+
+def inside(env: Mapping[str, str]) -> Inside:
+    found: Inside = ask(env)["inside"]
+    return found
+
+
+def compile_library(path: Path, text: str = "", *flags: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-o", str(path), *flags]
+    subprocess.run(command, input=text.encode(), check=True)
+    return path
+
+
+def nccl(folder: Path, version: str) -> Path:
+    file = compile_library(folder / f"libnccl.so.{version}", "", "-Wl,-soname,libnccl.so.2")
+    (folder / "libnccl.so.2").symlink_to(file.name)
+    return file
+
+
+def metadata(site: Path, *names: str) -> None:
+    for name in names:
+        (site / f"{name}-info").mkdir(parents=True)
+
+
+def torch(site: Path, cuda: str = "'12.4'") -> Path:
+    (site / "torch" / "lib").mkdir(parents=True)
+    text = f"from typing import Optional\n__version__ = '2.5.1+x'\ncuda: Optional[str] = {cuda}\n"
+    (site / "torch" / "version.py").write_text(f"{text}hip: Optional[str] = None\n")
+    return site / "torch" / "lib" / "libtorch_cuda.so"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of packages with NCCL's wheel; whoever loads from it needs PYTHONPATH."""
+    site = tmp_path / "site"
+    metadata(site, "torch-2.5.1+x.dist", "nvidia_nccl_cu12-2.21.5.dist", "Ray-2.9.3-py3.8.egg")
+    metadata(site, "torchvision-0.20.dist", "nvidia_cuda_runtime-13.0.48.dist")
+    if shutil.which("gcc"):
+        wheel = site / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+        compile_library(wheel, "", "-Wl,-soname,libnccl.so.2")
+    return site
+
+
+def test_versions_come_from_metadata_and_the_first_folder_counts(
+    site: Path, tmp_path: Path
+) -> None:
+    metadata(tmp_path / "later", "ray-2.10.0.dist", "numpy-1.26.4.dist")
+    found = inside({"PYTHONPATH": f"{site}:{tmp_path / 'later'}:{tmp_path / 'gone'}"})
+    mine = {"torch", "ray", "numpy", "nvidia-nccl-cu12", "nvidia-cuda-runtime"}
+    assert {name: found["packages"][name] for name in mine} == {
+        "torch": "2.5.1+x",
+        "ray": "2.9.3",
+        "numpy": "1.26.4",
+        "nvidia-nccl-cu12": "2.21.5",
+        "nvidia-cuda-runtime": "13.0.48",
+    }
+    assert "torchvision" not in found["packages"]
+    assert found["python"] == sys.version.split()[0]
+
+
+def test_torch_is_read_and_not_imported(site: Path) -> None:
+    torch(site)
+    (site / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    found = inside({"PYTHONPATH": str(site)})
+    folder = str(site / "torch")
+    assert found["torch"] == {"version": "2.5.1+x", "cuda": "12.4", "hip": None, "path": folder}
+
+
+def test_torch_without_its_version_file_is_told_by_metadata(site: Path) -> None:
+    found = inside({"PYTHONPATH": str(site)})
+    assert found["torch"] == {"version": "2.5.1+x", "cuda": None, "hip": None, "path": None}
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("flags", "variable", "by"),
+    [
+        (["-Wl,--disable-new-dtags"], None, "RPATH"),
+        (["-Wl,--disable-new-dtags"], "LD_LIBRARY_PATH", "RPATH"),
+        (["-Wl,--disable-new-dtags"], "LD_PRELOAD", "LD_PRELOAD"),
+        (["-Wl,--enable-new-dtags"], None, "RUNPATH"),
+        (["-Wl,--enable-new-dtags"], "LD_LIBRARY_PATH", "LD_LIBRARY_PATH"),
+        (["-Wl,--enable-new-dtags"], "LD_PRELOAD", "LD_PRELOAD"),
+    ],
+)
+def test_the_nccl_that_is_named_is_the_one_that_the_linker_loads(
+    site: Path, tmp_path: Path, flags: list[str], variable: str | None, by: str
+) -> None:
+    wheel = site / "nvidia" / "nccl" / "lib"
+    other = nccl(tmp_path / "other", "2.19.3")
+    rpath = "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
+    user = compile_library(
+        torch(site), "", "-Wl,--no-as-needed", *flags, rpath, str(wheel / "libnccl.so.2")
+    )
+    env = {"PYTHONPATH": str(site)}
+    if variable:
+        env[variable] = str(other if variable == "LD_PRELOAD" else other.parent)
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOADED, str(user)],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert inside(env)["nccl"] == {"path": loaded, "by": by}
+
+
+@needs_gcc
+def test_a_torch_that_needs_no_nccl_has_it_built_in(site: Path) -> None:
+    user = compile_library(torch(site), '#include <stdio.h>\nint f(void) { return puts("x"); }')
+    assert inside({"PYTHONPATH": str(site)})["nccl"] == {"path": str(user), "by": "built in"}
+
+
+@needs_gcc
+def test_a_torch_whose_library_does_not_lead_to_nccl_preloads_the_wheel(site: Path) -> None:
+    wheel = site / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    compile_library(torch(site), "", "-Wl,--no-as-needed", str(wheel))
+    system = interpreter.library("libnccl.so.2")
+    expected = system or {"path": str(wheel), "by": "wheel"}
+    assert inside({"PYTHONPATH": str(site)})["nccl"] == expected
+
+
+@needs_gcc
+def test_a_torch_for_the_cpu_loads_none(site: Path) -> None:
+    torch(site, cuda="None")
+    assert inside({"PYTHONPATH": str(site)})["nccl"] is None
+
+
+@needs_gcc
+@pytest.mark.parametrize("damage", [b"", b"text", b"\x7fELF\x02", b"\x7fELF\x02" + bytes(200)])
+def test_a_damaged_library_spoils_nothing_else(site: Path, damage: bytes) -> None:
+    torch(site).write_bytes(damage)
+    found = inside({"PYTHONPATH": str(site)})
+    assert found["torch"] is not None
+    assert found["nccl"] is None
+
+
+@needs_gcc
+def test_the_driver_is_asked_through_libcuda(tmp_path: Path) -> None:
+    text = "int cuDriverGetVersion(int *version) { *version = 12040; return 0; }"
+    compile_library(tmp_path / "libcuda.so.1", text)
+    found = ask({"LD_LIBRARY_PATH": str(tmp_path)})
+    assert (found["inside"]["driver_cuda"], found["nvml_cuda"]) == (12040, None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "found"),
+    [
+        ({}, "libnccl-net.so"),
+        ({"NCCL_NET_PLUGIN": "aws"}, "libnccl-net-aws.so"),
+        ({"NCCL_NET_PLUGIN": "libnccl-net-aws.so"}, "libnccl-net-aws.so"),
+        ({"NCCL_NET_PLUGIN": "other"}, None),
+        ({"NCCL_NET_PLUGIN": "none"}, None),
+    ],
+)
+def test_net_plugins_are_found_as_nccl_finds_them(
+    tmp_path: Path, variable: dict[str, str], found: str | None
+) -> None:
+    for name in ("libnccl-net.so", "libnccl-net-aws.so"):
+        (tmp_path / name).write_text(name)
+    expected = found and {"path": str(tmp_path / found), "bytes": len(found)}
+    assert inside({"LD_LIBRARY_PATH": str(tmp_path), **variable})["net_plugin"] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "version"),
+    [
+        ("version.json", '{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}', "12.4.1"),
+        ("version.txt", "CUDA Version 10.2.89\n", "10.2.89"),
+    ],
+)
+def test_the_toolkit_is_told_by_its_files(
+    tmp_path: Path, name: str, text: str, version: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert inside({"CUDA_HOME": str(tmp_path)})["toolkit"] == version
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_toolkit_without_such_files_is_told_by_nvcc(tmp_path: Path) -> None:
+    told = "Cuda compilation tools, release 12.4, V12.4.131"
+    program(tmp_path / "nvcc", f"echo '{told}'")
+    env = {"CUDA_HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert inside(env)["toolkit"] == "12.4.131"
+
+
+def test_the_linkers_cache_is_read_as_ldconfig_reads_it() -> None:
+    ldconfig = Toolbox().which("ldconfig")
+    if ldconfig is None or not Path(interpreter.CACHE).exists():
+        pytest.skip("this machine has no ld.so.cache")
+    printed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=True).stdout
+    told = re.findall(r"^\s+(\S+) \(.*\) => (\S+)$", printed, re.MULTILINE)
+    assert told
+    wanted: dict[str, list[str]] = {}
+    for name, path in told:
+        wanted.setdefault(name, []).append(path)
+    some = dict(list(wanted.items())[:20])
+    assert {name: interpreter.cached(name) for name in some} == some
+
+
+def test_noise_and_files_of_the_current_folder_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('wrong json')\n")
+    custom = tmp_path / "custom"
+    custom.mkdir()
+    (custom / "sitecustomize.py").write_text("print('hello', end='')\n")
+    monkeypatch.chdir(tmp_path)
+    assert inside({"PYTHONPATH": str(custom)})["python"] == sys.version.split()[0]
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_an_interpreter_that_is_not_there_is_a_fact(tmp_path: Path) -> None:
+    python = str(tmp_path / "python")
+    found = ask({}, python)
+    assert (found["missing"], found["refusal"]) == (True, "No such file or directory")
+    Path(python).write_text("")
+    found = ask({}, python)
+    assert (found["missing"], found["refusal"]) == (True, "Permission denied")
+
+
+def test_an_interpreter_without_an_answer_makes_unknown(tmp_path: Path) -> None:
+    python = program(tmp_path / "python", "echo 'no module named encodings' >&2; exit 1")
+    with pytest.raises(Unobservable) as raised:
+        ask({}, python)
+    assert str(raised.value) == f"training interpreter {python!r}: no module named encodings"
+
+
+def test_python_is_looked_up_in_the_path_of_the_job(tmp_path: Path) -> None:
+    program(tmp_path / "python3", f'exec {sys.executable} "$@"')
+    (tmp_path / "empty").mkdir()
+    found = ask({"PATH": f"{tmp_path}:/usr/bin:/bin"}, None)  # type: ignore[arg-type]
+    assert found["asked"] == "python3"
+    assert found["inside"]["executable"] == sys.executable
+    assert ask({"PATH": str(tmp_path / "empty")}, None)["missing"]  # type: ignore[arg-type]
+
+
+def test_a_running_container_is_asked_through_its_engine(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in for docker keeps, as docker does, only the variables that `--env` names."""
+    keep = 'echo "$@" >$0.log; shift; set --; exec env -i '
+    names = "LD_LIBRARY_PATH PREFLIGHT_PROBE PYTHONDONTWRITEBYTECODE PYTHONPATH"
+    words = " ".join(f'{name}="${name}"' for name in names.split())
+    engine = tmp_path / "docker"
+    program(engine, f'{keep} {words} {sys.executable} -c "$PREFLIGHT_PROBE"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = ask(
+        {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": ""},
+        "python3",
+        container={"engine": "docker", "name": "train"},
+    )
+    assert found["asked"] == "python3 in train"
+    assert found["inside"]["packages"]["ray"] == "2.9.3"
+    called = Path(f"{engine}.log").read_text()
+    options = " ".join(f"--env {name}" for name in names.split())
+    assert called.startswith(f"exec {options} train python3 -c ")
+
+
+def test_secrets_of_the_launch_environment_stay_at_home() -> None:
+    env = {"WANDB_API_KEY": "(hidden)", "PATH": "/opt/bin", "NCCL_DEBUG": "INFO", "LD_PRELOAD": "x"}
+    (launch,) = asked(Want({"env": env, "python": "/opt/python"}))
+    assert json.loads(json.dumps(launch)) == {
+        "python": "/opt/python",
+        "container": None,
+        "env": {"PATH": "/opt/bin", "LD_PRELOAD": "x"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("expected", "statuses"),
+    [
+        (None, {"a": "pass", "b": "pass", "c": "fail"}),
+        ("2.4", {"a": "pass", "b": "pass", "c": "fail"}),
+        ("2.4.0+cu124", {"a": "pass", "b": "pass", "c": "fail"}),
+        ("2", {"a": "pass", "b": "pass", "c": "fail"}),
+        ("2.4.1", {"a": "fail", "b": "fail", "c": "pass"}),
+        ("2.4.0+cu12", {"a": "fail", "b": "fail", "c": "fail"}),
+    ],
+)
+def test_an_expected_version_may_be_short_and_parity_counts_still(
+    expected: str | None, statuses: dict[str, str]
+) -> None:
+    values = {"a": "2.4.0+cu124", "b": "2.4.0+cu124", "c": "2.4.1"}
+    found = versions(values, "torch", expected)
+    assert {node: verdict.status for node, verdict in found.items()} == statuses
