@@ -283,6 +283,9 @@ class Session:
         except (OSError, TransportError) as error:
             why = f"the connection was lost: {error}"
         self._decoder.rest()
+        said = self._stream.stderr_tail().strip().rpartition("\n")[2]
+        if said:
+            why += f": {one_line(said)}"
         with self._lock:
             self._lost = why
             waiting = list(self._pending.values())

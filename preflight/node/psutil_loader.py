@@ -9,6 +9,9 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from typing import Any
+
+from preflight.node import toolbox
 
 OLDEST = (5, 9)
 """psutil 5.9 has all that probes call, in the shape they expect."""
@@ -52,16 +55,28 @@ def from_memory(library: bytes) -> None:
         file.write(library)
         file.flush()
         path = f"/proc/self/fd/{file.fileno()}"
-        loader = importlib.machinery.ExtensionFileLoader(EXTENSION, path)
-        spec = importlib.util.spec_from_file_location(EXTENSION, path, loader=loader)
-        if spec is None:
-            raise ImportError(f"no spec for {path}")
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+        if not toolbox.survives(lambda: extension(path)):
+            raise ImportError("loading it crashes")
+        module = extension(path)
     sys.modules[EXTENSION] = module
     import psutil
 
     psutil._psutil_linux = module
+
+
+def extension(path: str) -> Any:
+    """Load psutil's compiled part from a file.
+
+    Raises:
+        ImportError: it does not fit this machine.
+    """
+    loader = importlib.machinery.ExtensionFileLoader(EXTENSION, path)
+    spec = importlib.util.spec_from_file_location(EXTENSION, path, loader=loader)
+    if spec is None:
+        raise ImportError(f"no spec for {path}")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 def from_site_packages() -> str:

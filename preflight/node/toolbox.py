@@ -24,7 +24,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from preflight.api import NO_ANSWER, Absent, Account, Ran, Stat, StatVfs, Unobservable, Visit
 
@@ -324,6 +324,17 @@ def die_with(parent: int) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os._exit(0)
+
+
+def survives(deed: Callable[[], object]) -> bool:
+    """Whether this process would live on after a deed, tried in a child; never raises for it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            deed()
+        finally:
+            os._exit(0)
+    return os.WIFEXITED(os.waitpid(pid, 0)[1])
 
 
 def drain(process: Any, deadline: float, name: str) -> tuple[bytes, bytes]:
