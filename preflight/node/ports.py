@@ -1,0 +1,285 @@
+"""TCP ports: who holds one, and whether ours can be reached. Sent to nodes: stdlib, Python 3.8.
+
+Its sockets are not seen through `Node`: what came of them is a fact. It connects to nothing but a
+listener that preflight opened itself, since a stranger on a job's port can hang that job.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+import time
+from typing import Any, TypedDict
+
+from preflight.api import Absent, Node, Opened, Unobservable
+
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+LISTEN, TIME_WAIT = "0A", "06"
+CONNECT_S = 3.0
+"""Linux sends a lost SYN again after 1 s: this leaves it two tries."""
+ECHO_S = 3.0
+CLIENTS = 1024
+"""Connections that a listener holds at once; more are turned away."""
+RESULTS = {
+    errno.ECONNREFUSED: "refused",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "no route",
+    errno.ECONNRESET: "reset",
+    errno.EPIPE: "reset",
+    errno.EACCES: "not permitted",
+    errno.EPERM: "not permitted",
+}
+SILENT, FOREIGN, FILTERED, OK = "silent", "foreign", "filtered", "ok"
+
+
+class Holder(TypedDict):
+    """Who has a port; pid and program only where the login user may see them."""
+
+    address: str
+    listening: bool
+    uid: int
+    user: str
+    """Empty where the uid has no name."""
+    pid: int | None
+    program: str
+    seconds: float | None
+    """Since when it runs."""
+
+
+class Listener(TypedDict):
+    """Why our own listener could not be put on a port: the name of an errno, empty if it was."""
+
+    error: str
+    holder: Holder | None
+
+
+class Dial(TypedDict):
+    """What came of connecting to our own listener on another node."""
+
+    result: str
+    """`ok`, `filtered` (no answer), `silent` or `foreign` (accepted, but not by our listener),
+    one of `RESULTS`, or the errno's name."""
+    source: str
+    """The address it went out from, empty without a route."""
+    interface: str
+    ms: float
+
+
+def listen(node: Node, opened: Opened, port: int, ask: str, answer: str) -> Listener:
+    """Hold a port until told to stop; say `answer` to those who say `ask`, to others nothing."""
+    try:
+        listener = bound(port)
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, str(error))
+        return Listener(
+            error=name, holder=holder(node, port) if error.errno == errno.EADDRINUSE else None
+        )
+    with listener:
+        opened.ready({})
+        serve(listener, opened, ask.encode(), answer.encode())
+    return Listener(error="", holder=None)
+
+
+def bound(port: int) -> socket.socket:
+    """Return a listener on all addresses, as torch's TCPStore has it.
+
+    SO_REUSEADDR, because torch sets it too: connections of an earlier job that are in TIME_WAIT do
+    not keep it from starting. Without IPv6 it is an IPv4 listener.
+    """
+    try:
+        return opened_on(socket.AF_INET6, "::", port)
+    except OSError as error:
+        if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
+            raise
+        return opened_on(socket.AF_INET, "0.0.0.0", port)
+
+
+def opened_on(family: int, address: str, port: int) -> socket.socket:
+    """Return a listening socket."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+        listener.listen(CLIENTS)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def serve(listener: socket.socket, opened: Opened, ask: bytes, answer: bytes) -> None:
+    """Answer until told to stop.
+
+    The callers close first, so that no TIME_WAIT stays on this port; what is still open at the
+    end is reset.
+    """
+    poller = select.poll()
+    clients: dict[int, socket.socket] = {}
+    heard: dict[int, bytes] = {}
+    poller.register(listener, select.POLLIN)
+    poller.register(opened, select.POLLIN)
+    try:
+        while True:
+            ready = [fd for fd, _ in poller.poll()]
+            if opened.fileno() in ready:
+                return
+            for fd in ready:
+                if fd == listener.fileno():
+                    client = accepted(listener)
+                    if client is None or len(clients) == CLIENTS:
+                        close(client)
+                        continue
+                    clients[client.fileno()], heard[client.fileno()] = client, b""
+                    poller.register(client, select.POLLIN)
+                elif not attend(clients[fd], heard, ask, answer):
+                    poller.unregister(fd)
+                    clients.pop(fd).close()
+    finally:
+        for client in clients.values():
+            close(client)
+
+
+def accepted(listener: socket.socket) -> socket.socket | None:
+    """Return a new connection, None if it is gone already."""
+    try:
+        client, _ = listener.accept()
+    except OSError:
+        return None
+    client.setblocking(False)
+    return client
+
+
+def attend(client: socket.socket, heard: dict[int, bytes], ask: bytes, answer: bytes) -> bool:
+    """Hear what one client says, and answer; False when it is done or says anything else."""
+    fd = client.fileno()
+    try:
+        data = client.recv(1024)
+        heard[fd] += data
+        if data and heard[fd] == ask:
+            client.send(answer)
+    except OSError:
+        return False
+    return bool(data) and ask.startswith(heard[fd])
+
+
+def close(client: socket.socket | None) -> None:
+    """Reset a connection: nothing of it stays in the socket table."""
+    if client is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+
+
+def dial(node: Node, address: str, port: int, ask: str, answer: str) -> Dial:
+    """Connect to our own listener, prove that it is ours, and hang up first."""
+    begun = time.monotonic()
+    result = tried(address, port, ask.encode(), answer.encode())
+    spent = round((time.monotonic() - begun) * 1000, 1)
+    source = source_address(address, port)
+    return Dial(result=result, source=source, interface=interface_of(node, source), ms=spent)
+
+
+def tried(address: str, port: int, ask: bytes, answer: bytes) -> str:
+    """Return what came of a connection."""
+    with socket.socket(family_of(address), socket.SOCK_STREAM) as connection:
+        late = FILTERED
+        try:
+            connection.settimeout(CONNECT_S)
+            connection.connect((address, port))
+            late = SILENT
+            connection.settimeout(ECHO_S)
+            connection.sendall(ask)
+            heard = b""
+            while len(heard) < len(answer):
+                data = connection.recv(len(answer) - len(heard))
+                if not data:
+                    return FOREIGN
+                heard += data
+        except socket.timeout:
+            return late
+        except OSError as error:
+            number = error.errno or 0
+            return RESULTS.get(number, errno.errorcode.get(number, str(error)))
+    return OK if heard == answer else FOREIGN
+
+
+def source_address(address: str, port: int) -> str:
+    """Return the address from which this node would go there; nothing is sent."""
+    with socket.socket(family_of(address), socket.SOCK_DGRAM) as connection:
+        try:
+            connection.connect((address, port))
+        except OSError:
+            return ""
+        return str(connection.getsockname()[0])
+
+
+def family_of(address: str) -> int:
+    """Return the family of an address in digits."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def interface_of(node: Node, address: str) -> str:
+    """Return the interface that has an address, empty where it can't be told."""
+    try:
+        found = node.psutil("net_if_addrs")
+    except Unobservable:
+        return ""
+    return next((n for n, has in found.items() if any(a["address"] == address for a in has)), "")
+
+
+# ---- who holds a port ----------------------------------------------------------------------
+
+
+def holder(node: Node, port: int) -> Holder | None:
+    """Return who has a port, None where the socket table does not show it.
+
+    A socket that is bound and does not listen is in no table.
+    Source: /proc/net/tcp{,6} (proc_net(5)), getent(1); pid and program by psutil.
+    """
+    lines = [line.split() for path in TABLES for line in (node.read(path) or "").splitlines()[1:]]
+    here = [f for f in lines if len(f) > 9 and int(f[1].rsplit(":", 1)[1], 16) == port]
+    here = sorted((f for f in here if f[3] != TIME_WAIT), key=lambda f: f[3] != LISTEN)
+    if not here:
+        return None
+    fields = here[0]
+    pid, process = process_on(node, port)
+    uid = int(fields[7])
+    since = process.get("create_time")
+    return Holder(
+        address=written(fields[1].rsplit(":", 1)[0]),
+        listening=fields[3] == LISTEN,
+        uid=uid,
+        user=user_name(node, uid),
+        pid=pid,
+        program=process.get("name") or "",
+        seconds=None if since is None else round(node.now() - since, 1),
+    )
+
+
+def written(digits: str) -> str:
+    """Return an address of the socket table: hexadecimal words in the machine's byte order."""
+    words = [digits[i : i + 8] for i in range(0, len(digits), 8)]
+    raw = b"".join(struct.pack("=I", int(word, 16)) for word in words)
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+
+
+def process_on(node: Node, port: int) -> tuple[int | None, dict[str, Any]]:
+    """Return pid and description of the process with a socket on a port, as far as permitted."""
+    try:
+        found = node.psutil("net_connections", "tcp")
+        pids = [c["pid"] for c in found if c["laddr"] and c["laddr"]["port"] == port and c["pid"]]
+        return (pids[0], dict(node.process(pids[0]) or {})) if pids else (None, {})
+    except Unobservable:
+        return None, {}
+
+
+def user_name(node: Node, uid: int) -> str:
+    """Return the name of a user, empty if it has none."""
+    try:
+        return node.run(["getent", "passwd", str(uid)]).out.split(":")[0]
+    except Absent:
+        return ""
