@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -103,3 +104,37 @@ def test_nothing_of_ours_stays_behind_a_hung_mount(bed: Testbed) -> None:
     report(bed)
     bed.fuse_mode("tb2", "ok")
     wait_until(lambda: not bed.survivors("tb2"), "no process of ours on tb2")
+
+
+def test_another_uid_is_told_and_explains_what_may_not_be_written(bed: Testbed) -> None:
+    shared = bed.share("/data")
+    shared.chmod(0o750)
+    os.chown(shared, 2001, 2001)
+    bed.change_uid("tb3", "alice", 3001, 3001)
+    found = report(bed, EXPECTED)
+    ((kind, check, nodes),) = causes(found)
+    assert (kind, check, nodes) == ("node", "storage.identity", ["tb3"])
+    (cause,) = found["causes"]
+    assert cause["summary"] == (
+        "user alice: uid 3001, gid 3001, the 3 others have uid 2001, gid 2001"
+    )
+    assert cause["explains"] == [{"check": "storage.mounts", "node": "tb3"}]
+
+
+def test_a_user_that_one_node_does_not_know(bed: Testbed) -> None:
+    bed.remove_user("tb2", "alice")
+    inventory = bed.inventory(ssh={"user": "root"}, launch={"user": "alice"})
+    done, found = bed.report("run", str(inventory), "--only", "storage")
+    assert done.returncode == 1
+    assert causes(found) == [("node", "storage.identity", ["tb2"])]
+    words = "user alice: unknown here, the 3 others have uid 2001, gid 2001"
+    assert found["causes"][0]["summary"] == words
+
+
+def test_a_group_that_one_node_lacks(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_group(node, "data", 5001 if node == "tb4" else 5000, "alice")
+    found = report(bed)
+    assert causes(found) == [("node", "storage.identity", ["tb4"])]
+    words = "group data of user alice has gid 5001, on the others 5000"
+    assert found["causes"][0]["summary"] == words
