@@ -280,6 +280,7 @@ class Session:
                     self._deliver(frame)
         except wire.Flood:
             why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB"
+            self._stream.close()
         except (OSError, TransportError) as error:
             why = f"the connection was lost: {error}"
         self._decoder.rest()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import signal
 import subprocess
 import tempfile
-from typing import IO
+from typing import IO, cast
 
 from preflight.errors import TransportError
 from preflight.inventory import NodeSpec
@@ -23,34 +24,30 @@ class LocalStream:
         # A file and not a pipe: nobody reads it while the command runs, and it must not block.
         self._last_words = ""
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             ["/bin/sh", "-c", command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             start_new_session=True,  # Ctrl-C is the controller's; the agent ends with its stdin
         )
+        self._stdin, self._stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        self._process = process
 
     def send(self, data: bytes) -> None:
         """Send all of it."""
-        stdin = self._process.stdin
         try:
-            if stdin is None or stdin.closed:
-                raise BrokenPipeError
-            stdin.write(data)
-            stdin.flush()
-        except OSError as error:
+            self._stdin.write(data)
+            self._stdin.flush()
+        except (OSError, ValueError) as error:
             raise TransportError("lost", "the agent on this machine has ended") from error
 
     def recv(self, size: int) -> bytes:
-        """Return some bytes of its standard output; the reader is who closes it, at its end."""
-        stdout = self._process.stdout
-        if stdout is None or stdout.closed:
+        """Return some bytes of its standard output."""
+        try:
+            return os.read(self._stdout.fileno(), size)
+        except (OSError, ValueError):  # closed by another thread
             return b""
-        data = os.read(stdout.fileno(), size)
-        if not data:
-            stdout.close()
-        return data
 
     def stderr_tail(self) -> str:
         """Return the last it wrote to standard error."""
@@ -62,12 +59,8 @@ class LocalStream:
 
     def close_stdin(self) -> None:
         """End its standard input."""
-        stdin = self._process.stdin
-        try:
-            if stdin:
-                stdin.close()
-        except OSError:  # the agent is gone already
-            pass
+        with contextlib.suppress(OSError):  # the agent is gone already
+            self._stdin.close()
 
     def close(self) -> None:
         """End it: politely by its stdin, then by force."""
@@ -78,6 +71,7 @@ class LocalStream:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(2)
         self._last_words = self.stderr_tail()
+        self._stdout.close()
         self._stderr.close()
 
 

@@ -1,0 +1,300 @@
+"""A session with nodes that do not behave: scripts in the agent's place, through real pipes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preflight.api import Reply
+from preflight.errors import ConfigError, TransportError
+from preflight.payload import Payload
+from preflight.session import AgentError, Running, Session, reply
+from preflight.transport import LoginFacts, Stream
+from preflight.transport.loopback import LocalConnection, LocalStream
+
+HELLO = {"hello": {"python": "3.11.2", "executable": "/usr/bin/python3", "system": "linux"}}
+
+
+class Impostor:
+    """A node where a Python script stands in for the agent.
+
+    Args:
+        script: has `say(frame)`, `hear()` for the next request, and `tag`.
+    """
+
+    facts: LoginFacts
+    STAGE = """
+import json, os, sys
+tag, length = sys.argv[1], int(sys.argv[2])
+left = length
+while left:
+    left -= len(os.read(0, left))
+requests = os.fdopen(0)
+def out(text):
+    sys.stdout.write(text)
+    sys.stdout.flush()
+def say(frame):
+    out("\\n" + tag + json.dumps(frame) + "\\n")
+def hear():
+    return json.loads(requests.readline())
+"""
+
+    def __init__(self, script: str) -> None:
+        self._script = self.STAGE + script
+        self.stream: LocalStream | None = None
+
+    def execute(self, command: str) -> Stream:
+        found = re.search(r"' '(\d+)' '(preflight-[0-9a-f]{16}:)' ", command)
+        assert found
+        words = [sys.executable, "-c", self._script, found[2], found[1]]
+        self.stream = LocalStream("exec " + shlex.join(words))
+        return self.stream
+
+    def close(self) -> None:
+        """The stream's own close ends it."""
+
+
+Start = Callable[[str], Session]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    sessions = []
+
+    def started(script: str) -> Session:
+        session = Session(Impostor(f"say({HELLO!r})\n{script}"), Payload({}), 20)
+        sessions.append(session)
+        return session
+
+    yield started
+    for session in sessions:
+        session.close()
+
+
+def refused(script: str, timeout_s: float = 20) -> AgentError:
+    node = Impostor(script)
+    with pytest.raises(AgentError) as caught:
+        Session(node, Payload({}), timeout_s)
+    assert node.stream is not None
+    assert node.stream.recv(1) == b""  # it has been let go of
+    return caught.value
+
+
+def problem(found: Reply | Running) -> Mapping[str, Any]:
+    assert isinstance(found, Reply)
+    assert found.problem is not None
+    return found.problem
+
+
+def test_hello_and_answer(start: Start) -> None:
+    session = start("f = hear(); say({'id': f['id'], 'value': f, 'seconds': 0.25})")
+    answered = session.call("a.b", "c", [1, "ü"], 3)
+    assert answered == Reply(
+        {"id": 1, "module": "a.b", "function": "c", "args": [1, "ü"], "timeout_s": 3}, None, 0.25
+    )
+    assert session.psutil == "not needed"
+    assert session.hello == HELLO["hello"]
+    assert session.noise == ""
+
+
+def test_answers_in_another_order(start: Start) -> None:
+    session = start(
+        "a, b = hear(), hear()\nfor f in (b, a): say({'id': f['id'], 'value': f['args']})"
+    )
+    calls = [session.ask("m", "f", [n]) for n in range(2)]
+    assert [session.answer(call, 10).value for call in calls] == [[0], [1]]
+
+
+def test_what_is_not_ours_is_ignored(start: Start) -> None:
+    session = start(
+        """
+f = hear()
+out("banner without newline")
+out('preflight-0000000000000000:{"id": 1, "value": "forged"}\\n')
+out('{"id": 1, "value": "forged"}\\n')
+out(tag + "{garbage\\n")
+out(tag + "[1]\\n")
+for number in (99, "1", 1.5, None, [1], {}, -1, 0):
+    say({"id": number, "value": "not asked for"})
+say({})
+say({"hello": {"python": "again"}})
+say({"id": 1, "value": "true"})
+"""
+    )
+    assert session.call("m", "f").value == "true"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [{}, {"problem": 7}, {"problem": {"kind": "bug"}}, {"problem": {"message": "x"}}, {"stop": 1}],
+)
+def test_an_answer_of_another_shape(frame: dict[str, Any]) -> None:
+    assert reply(frame).problem == {"kind": "bug", "message": "the agent's answer has no value"}
+
+
+def test_seconds_of_another_shape() -> None:
+    odd: list[Any] = ["1", None, [], 10**400, True]
+    for strange in odd:
+        assert reply({"value": 1, "seconds": strange}) == Reply(1, None, 0.0)
+    said = {"kind": "bug", "message": 5}
+    assert reply({"problem": said}) == Reply(None, {"kind": "bug", "message": "5"}, 0.0)
+
+
+def test_flood(start: Start) -> None:
+    session = start("hear()\nfor _ in range(6): out('x' * (1 << 20))\nhear()")
+    assert problem(session.call("m", "f")) == {
+        "kind": "lost",
+        "message": "the node sent a line of more than 4 MiB",
+    }
+    assert problem(session.call("m", "f"))["kind"] == "lost"
+
+
+def test_lost_with_calls_under_way(start: Start) -> None:
+    session = start("hear(); hear(); sys.exit('Killed by\\x1b[31m the OOM')")
+    first, second = session.ask("m", "f"), session.ask("m", "f")
+    lost = {"kind": "lost", "message": "the agent has ended: Killed by\\x1b[31m the OOM"}
+    for call in (first, second):
+        assert problem(session.answer(call, 10)) == lost
+    assert problem(session.call("m", "f")) == lost
+    assert problem(session.start("m", "f", [], 10)) == lost
+    assert session.clock() == {}
+
+
+def test_lost_while_an_open_call_stays(start: Start) -> None:
+    session = start("say({'id': hear()['id'], 'ready': {'port': 7}}); hear()")
+    running = session.start("m", "f", [], 10)
+    assert isinstance(running, Running)
+    assert running.ready == {"port": 7}
+    assert problem(running.stop()) == {"kind": "lost", "message": "the agent has ended"}
+
+
+def test_ready_of_another_shape(start: Start) -> None:
+    session = start("say({'id': hear()['id'], 'ready': 7})")
+    assert problem(session.start("m", "f", [], 10)) == {
+        "kind": "bug",
+        "message": "the agent's answer has no value",
+    }
+
+
+def test_an_agent_that_falls_silent(start: Start) -> None:
+    session = start("hear(); hear()")
+    assert problem(session.call("m", "f", [], -4.9)) == {
+        "kind": "timeout",
+        "message": "no answer in -4.9 s",
+    }
+
+
+def test_silent_at_start() -> None:
+    error = refused("hear()", 0.2)
+    assert error.kind == "no agent"
+    assert error.message == (
+        "the login worked, but the agent did not start: no answer 0.2 s after the command was sent"
+    )
+    assert error.hint == (
+        "see what the login shell's start files do: ssh NODE true must print nothing"
+    )
+
+
+def test_ended_at_start() -> None:
+    error = refused("out('This account is not available.\\n'); sys.exit('bye')")
+    assert error.kind == "no agent"
+    assert error.message == (
+        "the login worked, but the agent did not start: ended; "
+        "the node said: bye; This account is not available."
+    )
+
+
+def test_sudo() -> None:
+    error = refused("sys.exit('sudo: a password is required')")
+    assert error.kind == "sudo"
+    assert error.message == "sudo -n was refused: sudo: a password is required"
+    assert error.hint == (
+        "allow it without a password (NOPASSWD), or leave ssh.become out: "
+        "checks that need root are then skipped"
+    )
+
+
+def test_hostile_refusal() -> None:
+    error = refused("say({'old': '2.6\\x1b[2J', 'executable': ['/bin/\\u202epython']})")
+    assert error.kind == "old python"
+    assert error.message == (
+        "['/bin/\\u202epython'] is Python 2.6\\x1b[2J, and there is no Python >= 3.8 on PATH"
+    )
+
+
+def test_modules_not_taken() -> None:
+    payload = Payload({"preflight.checks.a.b": "def f(node): return node.nvml('nvmlInit')"})
+    said = "say({'id': hear()['id'], 'problem': {'kind': 'x', 'message': 'full'}})"
+    node = Impostor(f"say({HELLO!r}); {said}")
+    with pytest.raises(AgentError) as caught:
+        Session(node, payload, 20)
+    assert caught.value.kind == "no agent"
+    assert caught.value.message == "the agent did not take its modules: full"
+
+
+class Refusing:
+    """A login whose commands cannot be started."""
+
+    facts: LoginFacts
+
+    def execute(self, command: str) -> Stream:
+        raise TransportError("refused", f"no exec of {len(command) > 0}")
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def test_exec_refused() -> None:
+    with pytest.raises(TransportError, match="no exec of True"):
+        Session(Refusing(), Payload({}), 20)
+
+
+def test_a_path_no_shell_can_be_given() -> None:
+    connection = LocalConnection()
+    with pytest.raises(ConfigError) as caught:
+        Session(connection, Payload({}), 20, python="/opt/it's/python3")
+    assert str(caught.value) == (
+        'ssh.python: "/opt/it\'s/python3" cannot be passed to every login shell'
+    )
+    connection.close()
+
+
+def test_local_connection_ends_what_it_started() -> None:
+    connection = LocalConnection()
+    session = Session(connection, Payload({}), 20, sys.executable)
+    pid = session.hello["pid"]
+    connection.close()
+    connection.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert problem(session.call("m", "f")) == {"kind": "lost", "message": "the agent has ended"}
+    session.close()
+
+
+def test_a_command_that_ignores_its_end() -> None:
+    stream = LocalStream("trap '' TERM HUP; echo up; while :; do sleep 1000; done")
+    assert stream.recv(10) == b"up\n"
+    stream.close()
+    assert stream.recv(10) == b""
+    with pytest.raises(TransportError, match="the agent on this machine has ended"):
+        stream.send(b"x")
+
+
+def test_stderr_tail() -> None:
+    stream = LocalStream("printf '%5000s' end >&2; printf 'caf\\351' >&2")
+    assert stream.recv(10) == b""
+    said = stream.stderr_tail()
+    assert said.endswith("endcaf\ufffd")
+    assert len(said) == 2048
+    stream.close()
+    assert stream.stderr_tail() == said
+
+
+def test_json_of_the_hello_is_small() -> None:
+    assert len(json.dumps(HELLO)) < 4096
