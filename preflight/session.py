@@ -94,6 +94,7 @@ class Session:
         self._decoder = wire.Decoder(tag)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._pending: dict[int, Pending] = {0: Pending()}
         self._lost: str | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -196,7 +197,8 @@ class Session:
     def _send(self, frame: Mapping[str, Any], pending: Pending) -> None:
         pending.sent_at = time.time()
         try:
-            self._stream.send(wire.encode(frame))
+            with self._sending:  # a frame that is larger than a window goes in parts
+                self._stream.send(wire.encode(frame))
         except TransportError as error:
             pending.put(lost_problem(error.message))
 
