@@ -13,19 +13,10 @@ Fix: mount or install it there as on the other nodes, or name another: launch.wo
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence, TypedDict
+from dataclasses import replace
+from typing import Mapping, TypedDict
 
-from preflight.api import (
-    Check,
-    Node,
-    Unobservable,
-    Verdict,
-    Want,
-    fail,
-    ok,
-    skip,
-    some,
-)
+from preflight.api import NO_ANSWER, Check, Node, Unobservable, Verdict, Want, fail, ok, skip
 
 DEFAULT = "python3"
 

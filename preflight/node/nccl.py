@@ -7,9 +7,7 @@ from __future__ import annotations
 
 NEWEST = "2.30"
 """The newest NCCL whose sources were looked through."""
-KNOWN = frozenset(
-    f"NCCL_{word}"
-    for word in """
+WORDS = """
 AGG_ALLOC_MODE AGG_CHANNEL_SIZE ALGO ALLGATHERV_ENABLE ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE
 CGA_CLUSTER_SIZE CHECK_MODE CHECK_POINTERS CHUNK_SIZE COLLNET_ENABLE COLLNET_NODE_THRESHOLD
 COMM_BLOCKING COMM_ID COMM_SHRINK_SHARE_RESOURCES COMM_SPLIT_SHARE_RESOURCES CONF_FILE
@@ -65,10 +63,13 @@ SYM_RS_GIN_CHUNK_SIZE SYM_TMA_ENABLE THREAD_THRESHOLDS TOPO_DUMP_FILE TOPO_DUMP_
 TOPO_FILE TOPO_SPLIT_MLOPART TUNER_PLUGIN UID_STAGGER_RATE UID_STAGGER_THRESHOLD
 UNPACK_DOUBLE_NCHANNELS WARN_ENABLE_DEBUG_INFO WIN_ENABLE WIN_STRIDE WORK_ARGS_BYTES
 WORK_FIFO_BYTES
-""".split()
-)
-"""All that any release from 2.3.5 to 2.30.7 reads, documented or not: NCCL_PARAM, DEFINE_NCCL_PARAM,
-getenv and ncclGetEnv in its src/, and the headings of docs/userguide/source/env.rst."""
+"""
+KNOWN = frozenset(f"NCCL_{word}" for word in WORDS.split())
+"""All that any release from 2.3.5 to 2.30.7 reads, documented or not.
+
+Source: NCCL_PARAM, DEFINE_NCCL_PARAM, getenv and ncclGetEnv in its src/, and the headings of
+docs/userguide/source/env.rst, of every tag of github.com/NVIDIA/nccl.
+"""
 GONE = {
     "NCCL_CHECKS_DISABLE": ("2.3", "NCCL_CHECK_MODE"),
     "NCCL_SINGLE_RING_THRESHOLD": ("2.3", ""),
@@ -92,11 +93,10 @@ OLD = {
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
 }
 """Still read, but deprecated, by env.rst and by PyTorch's ProcessGroupNCCL.hpp (2.2)."""
-OTHERS = frozenset(
-    f"NCCL_{word}"
-    for word in """
-VERSION ROOT ROOT_DIR HOME DIR PATH INCLUDE_DIR INCLUDE_DIRS LIB_DIR LIBRARY LIBRARIES LIBRARY_PATH
-""".split()
+OTHERS = (
+    *("NCCL_VERSION", "NCCL_HOME", "NCCL_DIR", "NCCL_PATH", "NCCL_ROOT", "NCCL_ROOT_DIR"),
+    *("NCCL_INCLUDE_DIR", "NCCL_INCLUDE_DIRS", "NCCL_LIB_DIR", "NCCL_LIBRARY", "NCCL_LIBRARIES"),
+    "NCCL_LIBRARY_PATH",
 )
 """Read by build systems, or set by container images."""
 PLUGINS = (
@@ -109,4 +109,5 @@ PLUGINS = (
 
 def is_known(name: str) -> bool:
     """Whether somebody is known to read a variable."""
-    return name in KNOWN | OTHERS | OLD.keys() | GONE.keys() or name.startswith(PLUGINS)
+    listed = any(name in names for names in (KNOWN, OTHERS, OLD, GONE))
+    return listed or name.startswith(PLUGINS)
