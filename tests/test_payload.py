@@ -165,12 +165,13 @@ def wanted(x=BOTH):
     return helper(x)
 
 def helper(x): return math.sqrt(x) + Class.a
-def unwanted(): return UNUSED
+def unwanted(): return USED
 class Class:
     a = USED
 class Idle(Class): pass
 USED = 4
-math.done = True
+if USED:
+    KEPT = UNUSED
 '''
 
 
@@ -179,9 +180,12 @@ def test_trim() -> None:
     module: dict[str, Any] = {}
     exec(text, module)
     assert module["wanted"]() == 2
-    assert {"UNUSED", "unwanted", "Idle"} & set(module) == set()
+    assert {"unwanted", "Idle"} & set(module) == set()
+    assert module["KEPT"] == 2
     assert module["ALSO"] == 1
-    assert text.startswith('"""A module."""\nimport math\nUSED = 1\nBOTH = ALSO = USED\n')
+    assert text.startswith(
+        '"""A module."""\nimport math\nUSED = 1\nUNUSED = 2\nBOTH = ALSO = USED\n'
+    )
 
 
 def test_trimmed_pynvml_works() -> None:

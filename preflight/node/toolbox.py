@@ -62,7 +62,7 @@ class Toolbox:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=dict(os.environ, LC_ALL="C", **(env or {})),
+                env={**os.environ, "LC_ALL": "C", **(env or {})},
                 preexec_fn=functools.partial(die_with, os.getpid()),
             )
         except OSError as error:
@@ -151,7 +151,9 @@ class Toolbox:
     def resolve(self, name: str) -> list[str]:
         """Return the addresses of a name in the resolver's order, empty if it has none."""
         try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            # As bytes: as text it would go through the codec for foreign letters, which is slow to
+            # import and raises for names that are merely bad.
+            found = socket.getaddrinfo(name.encode(), None, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
             if error.errno == socket.EAI_AGAIN:
                 raise Unobservable(f"{name}: the resolver does not answer") from error
@@ -293,9 +295,21 @@ def initialised_nvml() -> Any:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        absent = error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        raise (Absent if absent else Unobservable)(f"NVML: {error}") from error
+        found = error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        why = "" if found else linker_words("libnvidia-ml.so.1")
+        if found or "No such file" not in why:
+            raise Unobservable(f"NVML: {why or error}") from error
+        raise Absent(f"NVML: {error}") from error
     return pynvml
+
+
+def linker_words(library: str) -> str:
+    """Return why a library cannot be loaded: it may be there, and broken."""
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def see(error: OSError, path: str) -> None:
