@@ -2,111 +2,206 @@
 
 Why: ranks on one node exchange data through /dev/shm; when it is full, NCCL stops with "unhandled
     system error" and data loaders die of a bus error. Containers get 64 MiB unless told otherwise.
-Facts: fstype and size_mib, free_mib of /dev/shm, mode (octal, 1777 is right), nccl: count and size
-    of files named nccl-*, gpus: whether the node has an NVIDIA device.
-Source: /proc/self/mountinfo, statvfs(3) and stat(2) of /dev/shm, /proc/driver/nvidia/version.
+Facts: type of the file system, size and free (bytes), mode (octal, 1777 is right), all null where
+    there is no /dev/shm; nccl: count, bytes and age_s (of the oldest) of files named nccl-*;
+    gpus: device files of GPUs.
+Source: /proc/self/mountinfo, statvfs(3) and stat(2), /dev/nvidia<N>.
 Fix: mount -o remount,size=50% /dev/shm; for a container --shm-size=16g, or --ipc=host.
 """
 
 from __future__ import annotations
 
-from typing import Mapping, TypedDict
+from typing import Any, Mapping, TypedDict
 
-from preflight.api import Check, Expect, Node, Verdict, Want, fail, ok, warn
+from preflight.api import STATUSES, Check, Expect, Node, Verdict, Want, fail, ok, warn
+from preflight.node.mounts import holder, table
+from preflight.node.nvml import device_files
 
-DOCKER_DEFAULT_MIB = 64
-"""What Docker gives a container without --shm-size; NCCL's own documentation calls it too small:
-https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#shared-memory"""
-GPU_NODE_MIB = 8192
-"""Primus and CVS fail a GPU node below 8 GiB; here it is a warning, since NCCL needs less."""
-STALE_FREE_SHARE = 0.2
-"""Left-over nccl-* files are told only where they leave less than this share free: a job that runs
-has such files too."""
 PATH = "/dev/shm"
+MIB, GIB = 1 << 20, 1 << 30
+DOCKER_DEFAULT = 64 * MIB
+"""What a container gets without --shm-size: too little for one NCCL connection of 9.6 MiB a
+neighbour, and for data loaders (NVIDIA/nccl#342)."""
+GPU_LEAST = 1 * GIB
+"""With GPUs: NCCL's user guide asks for --shm-size=1g."""
+GPU_ENOUGH = 8 * GIB
+"""With GPUs: Primus and CVS want 8 GiB; here a warning, since NCCL alone needs less."""
+FREE_PART = 2
+"""Half of what must be there must be free."""
+IN_MEMORY = ("tmpfs", "devtmpfs", "ramfs")
+OLD_S = 86400
+"""Files of NCCL that a job of today does not hold open; a running job has such files too."""
+OLD_SHARE = 0.25
+"""Of /dev/shm in such files: below it they are told, but are no warning."""
+MOST_FILES = 2000
+"""NCCL files that are looked at one by one."""
+
+
+class Left(TypedDict):
+    """Files named nccl-*."""
+
+    count: int
+    bytes: int
+    age_s: float
 
 
 class Shm(TypedDict):
-    fstype: str | None
-    size_mib: int
-    free_mib: int
-    mode: str
-    nccl_files: int
-    nccl_mib: int
-    gpus: bool
+    type: str | None
+    size: int | None
+    free: int | None
+    mode: str | None
+    nccl: Left
+    gpus: int
 
 
 def probe(node: Node) -> Shm:
-    mounts = (node.read("/proc/self/mountinfo") or "").splitlines()
-    types = [line.split(" - ")[1].split()[0] for line in mounts if line.split()[4] == PATH]
-    found, space = node.stat(PATH), node.statvfs(PATH)
-    names = [n for n in node.listdir(PATH) or () if n.startswith("nccl-")]
-    sizes = [stat.size for stat in (node.stat(PATH + "/" + n) for n in names) if stat]
+    stat, space = node.stat(PATH), node.statvfs(PATH)
+    mounts = {mount["path"]: mount for mount in table(node)}
+    there = bool(stat and space)
     return Shm(
-        fstype=types[-1] if types else None,
-        size_mib=space.size >> 20 if space else 0,
-        free_mib=space.free >> 20 if space else 0,
-        mode=f"{found.mode & 0o7777:o}" if found else "",
-        nccl_files=len(names),
-        nccl_mib=sum(sizes) >> 20,
-        gpus=node.read("/proc/driver/nvidia/version") is not None,
+        type=mounts[holder(mounts, PATH)]["type"] if there else None,
+        size=space.size if space else None,
+        free=space.free if space else None,
+        mode=f"{stat.mode & 0o7777:o}" if stat else None,
+        nccl=left_over(node),
+        gpus=device_files(node),
     )
 
 
-def gib(mib: float) -> str:
-    return f"{round(mib / 1024, 1):g} GiB" if mib >= 1024 else f"{mib:g} MiB"
+def left_over(node: Node) -> Left:
+    names = [name for name in node.listdir(PATH) or () if name.startswith("nccl-")]
+    found = [stat for stat in (node.stat(f"{PATH}/{n}") for n in names[:MOST_FILES]) if stat]
+    oldest = min((stat.mtime for stat in found), default=None)
+    return Left(
+        count=len(names),
+        bytes=sum(stat.size for stat in found),
+        age_s=round(node.now() - oldest) if oldest is not None else 0,
+    )
 
 
 def judge(facts: Shm, want: Want) -> Verdict:
-    size, see = facts["size_mib"], "df -h /dev/shm; ls -l /dev/shm"
-    if not facts["mode"]:
-        return fail("there is no /dev/shm", fix="mount -t tmpfs -o mode=1777 tmpfs /dev/shm")
-    if facts["mode"] != "1777":
-        return fail(
-            "/dev/shm has mode {}, expected 1777".format(facts["mode"]),
-            observed=facts["mode"],
-            expected="1777",
-            fix="chmod 1777 /dev/shm",
-            reproduce="stat -c %a /dev/shm",
-        )
-    needed = want.get("expect.shm_gib")
-    if needed is not None and size < needed * 1024:
-        return fail(
-            f"/dev/shm has {gib(size)}, expected {needed:g} GiB",
-            observed=size,
-            expected=needed * 1024,
-            fix=f"mount -o remount,size={needed:g}g /dev/shm",
-            reproduce=see,
-        )
-    if size <= DOCKER_DEFAULT_MIB:
-        summary = f"/dev/shm has {gib(size)}, a container's default; NCCL needs more"
-        return fail(summary, observed=size, expected=GPU_NODE_MIB, reproduce=see)
-    return warned(facts, want, see) or ok(
-        "/dev/shm has {}, {} free".format(gib(size), gib(facts["free_mib"]))
+    size, free, mode = facts["size"], facts["free"], facts["mode"]
+    if size is None or free is None or mode is None:
+        return fail(f"there is no {PATH}", fix=f"mount -t tmpfs -o mode=1777 tmpfs {PATH}")
+    found = [closed(mode), on_disk(facts["type"])]
+    if size:  # 0 is what a tmpfs without a limit says
+        found[1:1] = [small(size, want, facts["gpus"]), full(size, free, facts, want)]
+        found.append(stale(size, facts["nccl"]))
+    wrong = [verdict for verdict in found if verdict]
+    worst = max(wrong, key=lambda verdict: STATUSES.index(verdict.status), default=None)
+    room = f"{written(size)}, {written(free)} free" if size else "no limit"
+    return worst or ok(f"{PATH} has {room}", details=told(facts["nccl"], want))
+
+
+def closed(mode: str) -> Verdict | None:
+    """Return the verdict of a mode that keeps users out, or lets them remove others' files."""
+    if mode == "1777":
+        return None
+    return (warn if mode.endswith("777") else fail)(
+        f"{PATH} has mode {mode}, expected 1777",
+        observed=mode,
+        expected="1777",
+        fix=f"chmod 1777 {PATH}",
+        reproduce=f"stat -c %a {PATH}",
     )
 
 
-def warned(facts: Shm, want: Want, see: str) -> Verdict | None:
-    size, free = facts["size_mib"], facts["free_mib"]
-    if facts["nccl_files"] and free < size * STALE_FREE_SHARE:
-        return warn(
-            "/dev/shm has {} of {} free; {} nccl-* files hold {}".format(
-                gib(free), gib(size), facts["nccl_files"], gib(facts["nccl_mib"])
-            ),
-            observed=free,
-            fix="when no job runs here: rm -f /dev/shm/nccl-*",
-            reproduce=see,
+def least(want: Want, gpus: int) -> tuple[int, int]:
+    """Return how much must be there, and how much should, on such a node."""
+    if gpus or want.get("launch.gpus_per_node", 0):
+        return GPU_LEAST, GPU_ENOUGH
+    return DOCKER_DEFAULT + 1, DOCKER_DEFAULT + 1
+
+
+def small(size: int, want: Want, gpus: int) -> Verdict | None:
+    """Return the verdict of a /dev/shm that is too small, by promise or for such a node."""
+    asked = want.get("expect.shm_gib")
+    if asked is not None:
+        if size >= asked * GIB:
+            return None
+        return fail(
+            f"{PATH} has {written(size)}, expected {asked:g} GiB",
+            observed=size,
+            expected=asked * GIB,
+            fix=f"mount -o remount,size={asked * GIB / MIB:.0f}m {PATH}",
+            reproduce=f"df -h {PATH}",
         )
-    with_gpus = facts["gpus"] or want.get("launch.gpus_per_node", 0) > 0
-    promised: Mapping[str, object] = want.expect
-    if with_gpus and size < GPU_NODE_MIB and "shm_gib" not in promised:
-        summary = f"/dev/shm has {gib(size)}, a GPU node wants {gib(GPU_NODE_MIB)}"
-        return warn(summary, observed=size, expected=GPU_NODE_MIB, reproduce=see)
-    return None
+    must, should = least(want, gpus)
+    if size >= should:
+        return None
+    why = "what a container gets by default" if size <= DOCKER_DEFAULT else "too little with GPUs"
+    return (fail if size < must else warn)(
+        f"{PATH} has {written(size)}, {why}", observed=size, reproduce=f"df -h {PATH}"
+    )
+
+
+def full(size: int, free: int, facts: Shm, want: Want) -> Verdict | None:
+    """Return the verdict of too little that is free, where the size would do."""
+    must = min(least(want, facts["gpus"])[0], size) // FREE_PART
+    if free >= must:
+        return None
+    left = facts["nccl"]
+    return fail(
+        f"{PATH} is full: {written(free)} of {written(size)} free" + held(left),
+        observed=free,
+        expected=must,
+        fix=f"see who uses it (fuser -v {PATH}/*); when no job runs here: rm -f {PATH}/nccl-*",
+        reproduce=f"df -h {PATH}; ls -l {PATH}",
+    )
+
+
+def stale(size: int, left: Left) -> Verdict | None:
+    """Return a warning of many NCCL files that no job of today can have left."""
+    if left["age_s"] < OLD_S or left["bytes"] < size * OLD_SHARE:
+        return None
+    return warn(
+        f"{PATH} holds what jobs left behind{held(left)}",
+        observed=left["count"],
+        fix=f"when no job runs here: rm -f {PATH}/nccl-*",
+        reproduce=f"ls -l {PATH}",
+    )
+
+
+def on_disk(kind: str | None) -> Verdict | None:
+    """Return a warning of a /dev/shm that is not in memory."""
+    if kind in IN_MEMORY:
+        return None
+    summary = f"{PATH} is not in memory, it lies on {kind}"
+    fix = f"mount -t tmpfs -o mode=1777 tmpfs {PATH}"
+    return warn(summary, observed=kind, expected="tmpfs", fix=fix, reproduce=f"df -T {PATH}")
+
+
+def held(left: Left) -> str:
+    """Return in words what NCCL's files hold, nothing where there are none."""
+    if not left["count"]:
+        return ""
+    age = "{:.0f} days".format(left["age_s"] / 86400)
+    if left["age_s"] < 2 * 86400:
+        age = "{:.0f} h".format(left["age_s"] / 3600)
+    return "; {} nccl-* files hold {}, the oldest for {}".format(
+        left["count"], written(left["bytes"]), age
+    )
+
+
+def told(left: Left, want: Want) -> tuple[str, ...]:
+    """Return what is worth knowing and no fault."""
+    container: Mapping[str, Any] = want.get("launch.container", {})
+    notes = [held(left)[2:]] if left["count"] else []
+    if container.get("engine") in {"docker", "podman"}:
+        notes.append("the job's container has one of its own: start it with --ipc=host")
+    return tuple(notes)
+
+
+def written(size: float) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{round(size / unit, 1):g} {name}"
+    return f"{size:g} bytes"
 
 
 CHECK = Check(
     probe=probe,
     judge=judge,
     expects=(Expect("shm_gib", float, "GiB", "least size of /dev/shm"),),
-    explains=("collective.local", "collective.all_reduce"),
+    explains=("collective.local", "collective.all_reduce", "collective.pairs"),
 )
