@@ -143,10 +143,10 @@ def beside(good: int, total: int) -> str:
     if total == 1:
         return ""
     if not good:
-        return "; it is so on every node"
-    return (
-        f"; the {good} others are right" if good == total - 1 else f"; {good} of {total} are right"
-    )
+        return "; so on every node"
+    if good == total - 1:
+        return f"; fine on the {good} others" if good > 1 else "; fine on the other one"
+    return f"; fine on {good} of {total} nodes"
 
 
 CHECK = Check(

@@ -141,7 +141,8 @@ def of_node(fact: Reach, of_master: Reach, at_fault: str) -> Verdict:
     if own is None:
         return unknown(fact["problem"])
     place = "{}:{} of {}".format(written(fact["address"]), port, master)
-    way = " from {} ({})".format(own["source"], own["interface"]) if own["source"] else ""
+    way = " from " + own["source"] if own["source"] else ""
+    way += " ({})".format(own["interface"]) if own["interface"] else ""
     if own["result"] == OK:
         return ok(f"reaches {place}{way}")
     if at_fault:
