@@ -31,3 +31,47 @@ def test_fewer_descriptors_and_less_memlock_on_one_node(bed: Testbed) -> None:
     assert done.returncode == 0
     _, report = bed.report("run", str(bed.inventory(expect={"nofile": 4096})))
     assert causes(report) == [("node", "host.limits", ["tb4"])]
+
+
+def test_a_small_skew_is_a_warning(bed: Testbed) -> None:
+    bed.skew("tb3", -4)
+    done, report = bed.report("run", str(bed.inventory()), "--only", "host")
+    assert done.returncode == 0
+    ((check, node, words),) = results(report, "fail", "warn", "unknown")
+    assert (check, node) == ("host.clock", "tb3")
+    assert words == "the clock is -4.0 s off the others'"
+
+
+def test_little_memlock_matters_to_rdma_alone(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.infiniband(node)
+        bed.limits(node, memlock=8 << 20)
+    done, report = bed.report("run", str(bed.inventory()), "--only", "host")
+    assert done.returncode == 1
+    assert causes(report) == [("node", "host.limits", list(bed.names))]
+    words = "memlock is 8 MiB, RDMA (mlx5_0:1) needs 1 GiB or more"
+    assert report["causes"][0]["summary"] == words
+
+
+def test_a_shm_that_users_may_not_write(bed: Testbed) -> None:
+    bed.run("tb2", "chmod", "755", "/dev/shm")
+    try:
+        done, report = bed.report("run", str(bed.inventory()), "--only", "host")
+    finally:
+        bed.run("tb2", "chmod", "1777", "/dev/shm")
+    assert done.returncode == 1
+    assert causes(report) == [("node", "host.shm", ["tb2"])]
+    assert report["causes"][0]["summary"] == "/dev/shm has mode 755, expected 1777"
+
+
+def test_a_shm_that_crashed_jobs_filled(bed: Testbed) -> None:
+    bed.shm("tb2", "128m")
+    bed.run("tb2", "fallocate", "-l", "120m", "/dev/shm/nccl-AbCdEf")
+    try:
+        done, report = bed.report("run", str(bed.inventory()), "--only", "host")
+    finally:
+        bed.run("tb2", "rm", "/dev/shm/nccl-AbCdEf")
+    assert done.returncode == 1
+    assert causes(report) == [("node", "host.shm", ["tb2"])]
+    words = "/dev/shm is full: 8 MiB of 128 MiB free; 1 nccl-* files hold 120 MiB, the oldest for"
+    assert report["causes"][0]["summary"] == f"{words} 0 h"
