@@ -1,0 +1,228 @@
+"""Faults of the network and the launch environment: each is named, with its node, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cluster.blame import causes, results, summary
+from tests.cluster.network_faults import Refusal
+from tests.cluster.testbed import Testbed
+
+MASTER = "10.78.0.1:29500"
+# Each test has a name of its own for the second interface: a node's /sys/class is an overlay, which
+# takes a new interface of an old name for a stale file.
+
+
+def run(bed: Testbed, *args: str, **overrides: Any) -> dict[str, Any]:
+    """Return the report of a run of these checks, which has found something wrong."""
+    done, report = bed.report(
+        "run", str(bed.inventory(**overrides)), "--only", "network", "--only", "launch", *args
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return report
+
+
+def test_a_sound_network(bed: Testbed) -> None:
+    done, report = bed.report("run", str(bed.inventory()), "--only", "network", "--only", "launch")
+    assert (done.returncode, causes(report)) == (0, [])
+    assert results(report, "fail", "warn", "unknown") == []
+    said = summary(report, "network.port", "tb1")
+    assert said == f"port 29500 is free; 3 of 3 other nodes reach it at {MASTER}"
+    said = summary(report, "network.port", "tb3")
+    assert said == f"reaches {MASTER} of tb1 from 10.78.0.3 (eth0)"
+
+
+def test_mtu_of_one_node(bed: Testbed) -> None:
+    bed.mtu("tb3", 1400)
+    report = run(bed)
+    assert causes(report) == [("node", "network.mtu", ["tb3"])]
+    said = summary(report, "network.mtu", "tb3")
+    assert said == "eth0 has MTU 1400, the 3 others have 1500"
+    assert report["causes"][0]["fix"] == "ip link set dev eth0 mtu 1500"
+    assert results(report, "warn", "unknown") == []
+
+
+def test_an_mtu_that_all_have_and_nobody_wants(bed: Testbed) -> None:
+    report = run(bed, expect={"mtu": 9000})
+    assert causes(report) == [("node", "network.mtu", list(bed.names))]
+    assert summary(report, "network.mtu", "tb1") == "eth0 has MTU 1500, expected 9000"
+
+
+def test_two_nodes_whose_mtu_differs_blame_none(bed: Testbed) -> None:
+    bed.mtu("tb2", 1400)
+    report = run(bed, nodes=[bed.spec("tb1"), bed.spec("tb2")])
+    assert causes(report) == [("cluster", "network.mtu", ["tb1", "tb2"])]
+
+
+def test_a_slow_link(bed: Testbed) -> None:
+    for node, speed in (("tb1", 100_000), ("tb2", 25_000), ("tb3", 100_000), ("tb4", 100_000)):
+        bed.add_nic(node, "hs0", speed)
+    report = run(bed, launch={"interface": "hs0"})
+    assert causes(report) == [("node", "network.link", ["tb2"])]
+    said = summary(report, "network.link", "tb2")
+    assert said == "hs0: link speed 25 Gb/s, the 3 others have 100 Gb/s"
+    said = summary(report, "network.port", "tb4")
+    assert said == "reaches 10.79.0.1:29500 of tb1 from 10.79.0.4 (hs0)"
+
+
+def test_an_interface_that_one_node_lacks(bed: Testbed) -> None:
+    for node in ("tb1", "tb2", "tb4"):
+        bed.add_nic(node, "hs1")
+    report = run(bed, launch={"env": {"NCCL_SOCKET_IFNAME": "hs1"}})
+    assert causes(report) == [("node", "launch.env", ["tb3"])]
+    said = summary(report, "launch.env", "tb3")
+    assert said == "NCCL_SOCKET_IFNAME=hs1 matches no interface here: eth0, lo"
+    assert {e["check"] for e in report["causes"][0]["explains"]} >= {"network.link", "network.mtu"}
+
+
+def test_a_data_interface_that_is_down(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_nic(node, "hs2")
+    bed.run("tb2", "ip", "link", "set", "hs2", "down")
+    report = run(bed, launch={"interface": "hs2"})
+    assert causes(report) == [("node", "network.link", ["tb2"])]
+    assert summary(report, "network.link", "tb2") == "hs2 is down"
+    assert report["causes"][0]["fix"] == "ip link set dev hs2 up"
+    assert [e["check"] for e in report["causes"][0]["explains"]] == ["network.port"]
+
+
+def test_a_port_that_is_held(bed: Testbed) -> None:
+    pid = bed.hold_port("tb1", user="alice")
+    report = run(bed)
+    assert causes(report) == [("node", "network.port", ["tb1"])]
+    said = summary(report, "network.port", "tb1")
+    assert said.startswith(f"port 29500 is held by pid {pid} (python3) of alice for ")
+    assert report["causes"][0]["fix"].startswith(f"kill {pid}, ")
+    assert results(report, "unknown", "warn") == []
+
+
+def test_a_port_that_somebody_else_holds(bed: Testbed) -> None:
+    bed.hold_port("tb1", user="root", address="127.0.0.1")
+    report = run(bed)
+    assert causes(report) == [("node", "network.port", ["tb1"])]
+    assert summary(report, "network.port", "tb1") == (
+        "port 29500 is held by a process of root, whose pid only root and root can see"
+    )
+
+
+def test_a_master_behind_a_firewall(bed: Testbed) -> None:
+    bed.drop("tb1", 29500)
+    report = run(bed)
+    assert causes(report) == [("node", "network.port", ["tb1"])]
+    said = summary(report, "network.port", "tb1")
+    assert said == f"no node reaches {MASTER}: no answer in 3 s, as where a firewall drops it"
+
+
+REFUSALS: dict[Refusal, str] = {
+    "tcp reset": "refused although our listener was there, as where a firewall resets it",
+    "port-unreachable": "refused although our listener was there, as where a firewall resets it",
+    "admin-prohibited": "no route to host, as where a firewall rejects it or the address is gone",
+    "host-unreachable": "no route to host, as where a firewall rejects it or the address is gone",
+}
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_a_master_that_rejects_all(bed: Testbed, how: Refusal) -> None:
+    bed.reject("tb1", 29500, how, source="10.78.0.2-10.78.0.4")
+    report = run(bed)
+    assert causes(report) == [("node", "network.port", ["tb1"])]
+    said = summary(report, "network.port", "tb1")
+    assert said == f"no other node reaches {MASTER}: {REFUSALS[how]}"
+
+
+def test_a_master_that_drops_one_node(bed: Testbed) -> None:
+    bed.drop("tb1", 29500, source="tb3")
+    report = run(bed)
+    assert causes(report) == [("pair", "network.port", ["tb3", "tb1"])]
+    assert summary(report, "network.port", "tb3") == (
+        f"does not reach {MASTER} of tb1 from 10.78.0.3 (eth0): "
+        "no answer in 3 s, as where a firewall drops it"
+    )
+
+
+def test_a_master_that_drops_the_only_other_node(bed: Testbed) -> None:
+    bed.drop("tb1", 29500, source="tb2")
+    report = run(bed, nodes=[bed.spec("tb1"), bed.spec("tb2")])
+    assert causes(report) == [("pair", "network.port", ["tb2", "tb1"])]
+
+
+def test_a_low_port(bed: Testbed) -> None:
+    report = run(bed, launch={"port": 500})
+    assert causes(report) == [("node", "network.port", ["tb1"])]
+    said = summary(report, "network.port", "tb1")
+    assert said == "port 500 may not be opened by the login user: below 1024"
+
+
+# ---- the launch environment ----------------------------------------------------------------
+
+
+def test_a_variable_of_one_node(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.change_file(node, "/etc/nccl.conf", "NCCL_ALGO=Tree\n")
+    bed.change_file("tb4", "/home/alice/.nccl.conf", "NCCL_ALGO=Ring\n")
+    report = run(bed)
+    assert causes(report) == [("node", "launch.env", ["tb4"])]
+    assert summary(report, "launch.env", "tb4") == "NCCL_ALGO Ring, the 3 others have Tree"
+    assert report["causes"][0]["fix"] == "set NCCL_ALGO=Tree in /home/alice/.nccl.conf"
+    assert results(report, "unknown", "warn") == []
+
+
+def test_an_hca_that_one_node_lacks(bed: Testbed) -> None:
+    for node in ("tb1", "tb3", "tb4"):
+        bed.infiniband(node, "mlx5_0")
+    report = run(bed, launch={"env": {"NCCL_IB_HCA": "mlx5"}})
+    assert causes(report) == [("node", "launch.env", ["tb2"])]
+    said = summary(report, "launch.env", "tb2")
+    assert said == "NCCL_IB_HCA=mlx5 names mlx5, which is not here: no RDMA device"
+
+
+def test_warnings_of_the_environment(bed: Testbed) -> None:
+    bed.infiniband("tb2")
+    env = {"NCCL_IB_DISABLE": 1, "NCCL_SOCKET_IFNAM": "eth0"}
+    done, report = bed.report(
+        "run", str(bed.inventory(launch={"env": env})), "--only", "launch.env"
+    )
+    misspelt = "no NCCL up to 2.30 reads NCCL_SOCKET_IFNAM, did you mean NCCL_SOCKET_IFNAME?"
+    assert done.returncode == 0
+    assert results(report, "fail", "unknown") == []
+    assert results(report, "warn") == [("launch.env", node, misspelt) for node in bed.names]
+    (tb2,) = [r for r in report["results"] if (r["check"], r["node"]) == ("launch.env", "tb2")]
+    assert tb2["details"] == ["NCCL_IB_DISABLE=1 keeps NCCL on TCP, though mlx5_0:1 is active"]
+
+
+def test_a_master_address_that_is_not_the_master(bed: Testbed) -> None:
+    report = run(bed, launch={"env": {"MASTER_ADDR": "localhost"}})
+    assert causes(report) == [("node", "launch.env", ["tb2", "tb3", "tb4"])]
+    said = summary(report, "launch.env", "tb2")
+    assert said == "MASTER_ADDR=localhost is this node itself, not the master tb1"
+    report = run(bed, launch={"env": {"MASTER_ADDR": "tb2"}})
+    said = summary(report, "launch.env", "tb4")
+    assert said == "MASTER_ADDR=tb2 is tb2, but the master is tb1"
+    done, _ = bed.report(
+        "run", str(bed.inventory(launch={"env": {"MASTER_ADDR": "tb1"}})), "--only", "launch"
+    )
+    assert done.returncode == 0
+
+
+def test_a_working_directory_that_one_node_lacks(bed: Testbed) -> None:
+    for node in ("tb1", "tb2", "tb4"):
+        bed.change_file(node, "/srv/job/train.py", "")
+    report = run(bed, launch={"workdir": "/srv/job"})
+    assert causes(report) == [("node", "launch.paths", ["tb3"])]
+    said = summary(report, "launch.paths", "tb3")
+    assert said == "/srv/job does not exist; fine on the 3 others"
+
+
+def test_an_interpreter_that_may_not_be_executed(bed: Testbed) -> None:
+    for node in bed.names:
+        mode = 0o644 if node == "tb2" else 0o755
+        bed.change_file(
+            node, "/srv/env/bin/python", '#!/bin/sh\nexec /usr/bin/python3 "$@"\n', mode
+        )
+    report = run(bed, "--only", "software", launch={"python": "/srv/env/bin/python"})
+    kinds = causes(report)
+    assert kinds == [("node", "launch.paths", ["tb2"])]
+    said = summary(report, "launch.paths", "tb2")
+    assert said == "/srv/env/bin/python may not be executed by the login user; fine on the 3 others"
