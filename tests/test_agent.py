@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import pytest
@@ -650,6 +651,31 @@ def test_an_agent_that_crashes() -> None:
             "lost",
             "the agent has ended: AttributeError: 'Agent' object has no attribute 'do_no_such'",
         )
+
+
+def test_shared_modules_are_imported_once() -> None:
+    code = """
+    import sys
+
+    def seen(node):
+        import preflight.node.kernel
+        return sorted(n for n in sys.modules if n.startswith("preflight."))
+    def broken(node):
+        import preflight.node.broken
+    """
+    sources = {MODULE: dedent(code), "preflight.node.broken": "import no_such_module"}
+    machine = Machine()
+    session = Session(machine, Payload(sources), 20, sys.executable)
+    seen = ask(session, "seen").value
+    assert MODULE in seen
+    assert "preflight.node.kernel" in seen
+    assert "preflight.node.broken" not in seen
+    assert problem(ask(session, "broken")) == (
+        "bug",
+        "ModuleNotFoundError: No module named 'no_such_module'",
+    )
+    session.close()
+    machine.wait_empty()
 
 
 def test_packed_library_is_compressed() -> None:

@@ -45,7 +45,10 @@ class Replay:
         return value
 
     def run(
-        self, argv: Sequence[str], timeout_s: float = 10, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        timeout_s: float = 10,  # noqa: ARG002 - of the machine only
+        env: Mapping[str, str] | None = None,  # noqa: ARG002
     ) -> Ran:
         """Return a recorded command's end; `code` and `err` may be left out."""
         found = self.answer("run", list(argv))
@@ -84,7 +87,11 @@ class Replay:
         found = self.answer("statvfs", path)
         return None if found is None else StatVfs(*found)
 
-    def visit(self, paths: Sequence[str], limit_s: float = 2) -> Mapping[str, Visit]:
+    def visit(
+        self,
+        paths: Sequence[str],
+        limit_s: float = 2,  # noqa: ARG002 - of the machine only
+    ) -> Mapping[str, Visit]:
         """Return recorded visits."""
         return {path: Visit(**self.answer("visit", path)) for path in paths}
 
