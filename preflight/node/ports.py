@@ -115,8 +115,7 @@ def opened_on(family: int, address: str, port: int) -> socket.socket:
 def serve(listener: socket.socket, opened: Opened, ask: bytes, answer: bytes) -> None:
     """Answer until told to stop.
 
-    The callers close first, so that no TIME_WAIT stays on this port; what is still open at the
-    end is reset.
+    Connections are reset, so that no TIME_WAIT of ours stays on the port.
     """
     poller = select.poll()
     clients: dict[int, socket.socket] = {}
@@ -138,7 +137,7 @@ def serve(listener: socket.socket, opened: Opened, ask: bytes, answer: bytes) ->
                     poller.register(client, select.POLLIN)
                 elif not attend(clients[fd], heard, ask, answer):
                     poller.unregister(fd)
-                    clients.pop(fd).close()
+                    close(clients.pop(fd))
     finally:
         for client in clients.values():
             close(client)
