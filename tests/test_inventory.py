@@ -15,6 +15,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 from hypothesis import example, given, settings
 from jsonschema import Draft202012Validator
 
+from preflight import catalog
 from preflight.api import Expect
 from preflight.errors import ConfigError
 from preflight.inventory import check_dirs, check_ids, load, load_text, schema, this_machine
@@ -28,7 +29,7 @@ MOUNT = (
     Expect("path", str, required=True),
     Expect("type", str),
     Expect("source", str),
-    Expect("options", list),
+    Expect("options", str),
     Expect("writable", bool),
 )
 EXPECTS = (
@@ -289,14 +290,16 @@ def test_check_dirs_are_told_before_the_rest_is_right(
 
 
 def test_example(example_file: Path) -> None:
-    cluster = load(example_file, EXPECTS)
+    known = catalog.load()
+    cluster = load(example_file, known.expects)
+    check_ids(cluster, known)
     home = example_file.parent
     assert [node.name for node in cluster.nodes] == [*expand("gpu[01-04,06-08]"), "here"]
     assert cluster.nodes[0].ssh.key == home / ".ssh/id_ed25519"
     assert cluster.nodes[6].ssh.port == 2222
     assert cluster.launch.env["NCCL_IB_TIMEOUT"] == "22"
     assert cluster.checks.dirs == (home / "site-checks",)
-    assert set(cluster.expect) == {expect.key for expect in EXPECTS}
+    assert set(cluster.expect) == {expect.key for expect in known.expects}
 
 
 def test_example_has_every_key(example_file: Path) -> None:
