@@ -6,6 +6,7 @@ each answer to whoever waits for it, so calls may come from many threads.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import threading
@@ -97,12 +98,15 @@ class Session:
         self._sending = threading.Lock()
         self._pending: dict[int, Pending] = {0: Pending()}
         self._lost: str | None = None
+        self._broken: TransportError | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
         line = command(python, len(payload.blob), tag, LIFE_S, become)
         self._stream = connection.execute(line)
         try:
             self._reader.start()
-            self._stream.send(payload.blob)
+            # A node that refuses may have ended before it read all: what it said tells more.
+            with contextlib.suppress(TransportError):
+                self._stream.send(payload.blob)
             self.hello = self._hello(start_timeout_s)
             self.psutil = self._load(payload, start_timeout_s)
         except (AgentError, TransportError):
@@ -221,7 +225,7 @@ class Session:
             raise self._old(printable(str(frame.get("executable"))), printable(str(frame["old"])))
         if frame is not None and "problem" not in frame:
             raise self._no_python()
-        raise self._no_start(frame, timeout_s)
+        raise self._broken or self._no_start(frame, timeout_s)
 
     def _old(self, executable: str, version: str) -> AgentError:
         """Return the error of a node whose Python is too old."""
@@ -283,8 +287,8 @@ class Session:
         except wire.Flood:
             why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB"
             self._stream.close()
-        except (OSError, TransportError) as error:
-            why = f"the connection was lost: {error}"
+        except TransportError as error:
+            why, self._broken = f"the connection was lost: {error.message}", error
         self._decoder.rest()
         said = self._stream.stderr_tail().strip().rpartition("\n")[2]
         if said:
