@@ -110,7 +110,7 @@ def test_switch_mtu_carries_jumbo_frames(bed: Testbed) -> None:
     jumbo = ["ping", "-c1", "-W0.2", "-Mdo", "-s8972", "tb2"]
     bed.mtu("tb1", 9000)
     bed.mtu("tb2", 9000)
-    with pytest.raises(ChildProcessError, match="100% packet loss|No buffer space"):
+    with pytest.raises(ChildProcessError, match=r"100% packet loss|No buffer space"):
         bed.run("tb1", *jumbo)
     bed.switch_mtu(9000)
     assert ", 0% packet loss" in bed.run("tb1", *jumbo)
@@ -460,7 +460,7 @@ def test_data_network(bed: Testbed) -> None:
     assert speeds(bed, "tb3", "hs0") == ("25000", "25000")
     bed.run("tb1", "ping", "-c1", "-W2", "-Mdo", "-s8972", "10.79.0.3")
     bed.mtu("tb3", 1500, device="hs0")
-    with pytest.raises(ChildProcessError, match="100% packet loss|No buffer space"):
+    with pytest.raises(ChildProcessError, match=r"100% packet loss|No buffer space"):
         bed.run("tb1", "ping", "-c1", "-W0.2", "-Mdo", "-s8972", "10.79.0.3")
     bed.restore()
     assert "hs0" not in bed.run("tb3", "ip", "-br", "link")
