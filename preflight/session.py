@@ -151,7 +151,12 @@ class Session:
 
     def answer(self, call: tuple[int, Pending], timeout_s: float) -> Reply:
         """Wait for the answer of an asked call; never raises."""
-        frame = call[1].get(timeout_s + SLACK_S)
+        return self._settle(call, call[1].get(timeout_s + SLACK_S), timeout_s)
+
+    def _settle(
+        self, call: tuple[int, Pending], frame: Mapping[str, Any] | None, timeout_s: float
+    ) -> Reply:
+        """Have done with a call and return what its last frame says, if there is one."""
         with self._lock:
             self._pending.pop(call[0], None)
         if frame is None:
@@ -166,9 +171,7 @@ class Session:
         frame = call[1].get(timeout_s + SLACK_S)
         if frame is not None and isinstance(frame.get("ready"), dict):
             return Running(self, call, frame["ready"], timeout_s)
-        if frame is not None:
-            call[1].put(frame)
-        return self.answer(call, 0)
+        return self._settle(call, frame, timeout_s)
 
     def stop(self, call: tuple[int, Pending], timeout_s: float) -> Reply:
         """End an open call and return its answer."""
@@ -204,7 +207,8 @@ class Session:
             with self._sending:  # a frame that is larger than a window goes in parts
                 self._stream.send(wire.encode(frame))
         except TransportError as error:
-            pending.put(lost_problem(error.message))
+            self._reader.join(SLACK_S)  # it meets the end too, and knows more of it
+            pending.put(lost_problem(self._lost or error.message))
 
     def _load(self, payload: Payload, timeout_s: float) -> str:
         extras = payload.extras(self.hello)

@@ -159,9 +159,7 @@ class Hardware(Nodes):
         if address:
             self.run(node, "ip", "addr", "add", address, "dev", name)
 
-    def add_nic(
-        self, node: str, name: str = "hs0", speed_mbps: int = 100_000, mtu: int = 9000
-    ) -> str:
+    def add_nic(self, node: str, name: str, speed_mbps: int = 100_000, mtu: int = 9000) -> str:
         """Put the node on a second network, made for data, and return its address there.
 
         The device is a bridge over a tap, which lends its speed, and a veth, which carries: so it

@@ -455,15 +455,15 @@ def test_tap_has_any_speed(bed: Testbed) -> None:
 
 def test_data_network(bed: Testbed) -> None:
     for node in bed.names:
-        bed.add_nic(node, speed_mbps=25_000 if node == "tb3" else 100_000)
-    assert speeds(bed, "tb2", "hs0") == ("100000", "100000")
-    assert speeds(bed, "tb3", "hs0") == ("25000", "25000")
+        bed.add_nic(node, "hs9", speed_mbps=25_000 if node == "tb3" else 100_000)
+    assert speeds(bed, "tb2", "hs9") == ("100000", "100000")
+    assert speeds(bed, "tb3", "hs9") == ("25000", "25000")
     bed.run("tb1", "ping", "-c1", "-W2", "-Mdo", "-s8972", "10.79.0.3")
-    bed.mtu("tb3", 1500, device="hs0")
+    bed.mtu("tb3", 1500, device="hs9")
     with pytest.raises(ChildProcessError, match=r"100% packet loss|No buffer space"):
         bed.run("tb1", "ping", "-c1", "-W0.2", "-Mdo", "-s8972", "10.79.0.3")
     bed.restore()
-    assert "hs0" not in bed.run("tb3", "ip", "-br", "link")
+    assert "hs9" not in bed.run("tb3", "ip", "-br", "link")
 
 
 VERSIONS = """
