@@ -1,12 +1,16 @@
 """PyTorch is of one version and one build in the training environments of all nodes.
 
 Why: ranks with other versions of torch exchange other collectives, in another order: a hang, or
-    a loss that drifts. A build without CUDA trains on the CPU, or stops at once.
-Facts: torch's version, the CUDA or ROCm it was built with, its folder; versions of numpy, triton
-    and deepspeed beside it.
-Source: torch/version.py and *.dist-info on sys.path of the training interpreter (see
-    software.python); torch is not imported.
-Fix: install the same wheel of torch on all nodes, or use one image.
+    a loss that drifts. A build without CUDA trains on the CPU, or stops at once. One without code
+    for the GPU's architecture stops with "no kernel image is available for execution".
+Facts: torch's version, the CUDA or ROCm it was built with, the GPU architectures it has code for,
+    its folder; versions of numpy, triton and deepspeed beside it; compute capability of the GPUs.
+Source: torch/version.py, the list of architectures in torch/lib/libtorch_python.so (what
+    torch.cuda.get_arch_list() returns) and *.dist-info on sys.path of the training interpreter
+    (see software.python); torch is not imported. NVML's nvmlDeviceGetCudaComputeCapability.
+    Which code runs on which GPU: CUDA C++ Programming Guide, "Application Compatibility".
+Fix: install the same wheel of torch on all nodes, or use one image; for a GPU newer than torch's
+    architectures, a newer torch or one built with a newer CUDA.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Mapping
 
-from preflight.api import Check, Expect, Verdict, Want, fail, same_everywhere, warn
+from preflight.api import Check, Expect, Verdict, Want, fail, same_everywhere, some, warn
 from preflight.node.software import (
     Torch,
     Training,
@@ -49,6 +53,11 @@ def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
         for node, torch in torches.items()
         if torch and torch["path"] and promised and not (torch["cuda"] or torch["hip"])
     }
+    foreign = {
+        node: no_code(torch["archs"], facts[node]["capabilities"], builds[node], reproduce)
+        for node, torch in torches.items()
+        if torch and torch["archs"]
+    }
     beside = [
         same_everywhere(
             {node: inside["packages"].get(name) for node, inside in said.items()},
@@ -59,7 +68,7 @@ def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
         )
         for name in BESIDE
     ]
-    verdicts = together(found, useless, *beside)
+    verdicts = together(found, useless, {n: v for n, v in foreign.items() if v}, *beside)
     places = {node: torch["path"] for node, torch in torches.items() if torch and torch["path"]}
     return {
         **silent,
@@ -69,6 +78,36 @@ def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
             for node, place in places.items()
         },
     }
+
+
+def no_code(archs: list[str], gpus: list[str], built: str | None, hint: str) -> Verdict | None:
+    """Return the failure of a torch that has no code for some GPU, None if it has for all."""
+    numbers = [tuple(map(int, gpu.split("."))) for gpu in gpus]
+    without = [f"sm_{x}{y}" for x, y in numbers if not any(runs(arch, x, y) for arch in archs)]
+    if not without:
+        return None
+    return fail(
+        f"PyTorch {built} has no code for the GPU's {some(without)}, only {', '.join(archs)}",
+        observed=" ".join(archs),
+        expected=" ".join(without),
+        fix=f"install a build of torch for {some(without)}: https://pytorch.org/get-started/locally",
+        reproduce=hint,
+    )
+
+
+def runs(arch: str, major: int, minor: int) -> bool:
+    """Return whether code for an architecture runs on a GPU of a compute capability.
+
+    Machine code (sm_86) runs on GPUs of its major number and the same or a later minor one,
+    PTX (compute_86) on all later ones; what ends in `a` only on its own, in `f` on its family.
+    """
+    kind, number = arch.split("_")
+    only, own = number.lstrip("0123456789"), divmod(int(number.rstrip("af")), 10)
+    if only == "a":
+        return own == (major, minor)
+    if kind == "sm" or only == "f":
+        return own[0] == major and own[1] <= minor
+    return own <= (major, minor)
 
 
 def build(torch: Torch) -> str:

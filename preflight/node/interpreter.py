@@ -9,10 +9,12 @@ Sent to nodes: stdlib only, Python 3.7, since older environments still train.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 import struct
 import sys
+from typing import Any
 
 MARK = "preflight:"
 """Begins the answer's line: whatever sitecustomize prints is told apart."""
@@ -31,6 +33,9 @@ TORCH_NCCL = ("libtorch_cuda.so", "libtorch_cuda_cpp.so")
 SEGMENT = "<IIQQQQQQ"
 """Elf64_Phdr: type, flags, offset, address, (physical), size in the file, ... ; elf(5)."""
 LOAD, DYNAMIC = 1, 2
+ARCHITECTURES = re.compile(rb"\0((?:sm|compute)_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)(?=\0)")
+LONGEST_ARCHITECTURES = 1024
+"""Far more than the list of any build has, in bytes."""
 STRINGS, TEXTS = 5, {1: "NEEDED", 15: "RPATH", 29: "RUNPATH"}
 """Tags of the dynamic section: where its strings are, and those that are strings."""
 
@@ -92,18 +97,41 @@ def text_of(path: str) -> str:
         return ""
 
 
-def torch(version: str | None) -> dict[str, str | None] | None:
+def torch(version: str | None) -> dict[str, Any] | None:
     """Return what torch/version.py assigns; without it, the version of the metadata."""
     path = on_path("torch/version.py")
     if path is None and version is None:
         return None
-    text = text_of(path or "")
+    text, folder = text_of(path or ""), path and os.path.dirname(path)
+    cuda = assigned(text, "cuda")
     return {
         "version": assigned(text, "__version__") or version,
-        "cuda": assigned(text, "cuda"),
+        "cuda": cuda,
         "hip": assigned(text, "hip"),
-        "path": path and os.path.dirname(path),
+        "path": folder,
+        "archs": architectures(folder) if folder and cuda else [],
     }
+
+
+def architectures(folder: str) -> list[str]:
+    """Return what torch.cuda.get_arch_list() would, empty where it cannot be told.
+
+    The list is one string literal of torch's library, CUDA_ARCH_FLAGS in
+    torch/csrc/cuda/Module.cpp; where several look like it, none is believed.
+    """
+    try:
+        with open(os.path.join(folder, "lib", "libtorch_python.so"), "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        return []
+    found = set()
+    with data:
+        at = data.find(b"sm_")
+        while at >= 0:
+            around = data[max(0, at - LONGEST_ARCHITECTURES) : at + LONGEST_ARCHITECTURES]
+            found.update(ARCHITECTURES.findall(around))
+            at = data.find(b"sm_", at + 1)
+    return found.pop().decode().split() if len(found) == 1 else []
 
 
 def assigned(text: str, name: str) -> str | None:
@@ -112,7 +140,7 @@ def assigned(text: str, name: str) -> str | None:
     return match and match.group(1)
 
 
-def nccl(torch: dict[str, str | None] | None) -> dict[str, str] | None:
+def nccl(torch: dict[str, Any] | None) -> dict[str, str] | None:
     """Return the NCCL that training would load, and by what rule.
 
     A torch that needs no libnccl has it built in; one without CUDA has none. Without torch, and

@@ -7,6 +7,7 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import replace
@@ -49,6 +50,8 @@ class Torch(TypedDict):
     """The CUDA version it was built with, such as 12.4."""
     hip: str | None
     path: str | None
+    archs: list[str]
+    """The GPU architectures it has code for, such as sm_90 and compute_90; empty: not told."""
 
 
 class Library(TypedDict):
@@ -96,6 +99,8 @@ class Training(TypedDict):
     nvml_cuda: int | None
     """As `driver_cuda`, by NVML; None where libcuda told it, or there is no NVML."""
     nvml_problem: str
+    capabilities: list[str]
+    """Compute capabilities of the GPUs, such as 9.0; asked only where torch tells `archs`."""
 
 
 def asked(want: Want) -> tuple[dict[str, Any]]:
@@ -128,6 +133,7 @@ def training(node: Node, launch: Mapping[str, Any]) -> Training:
         missing=False,
         nvml_cuda=None,
         nvml_problem="",
+        capabilities=[],
     )
     if found["refusal"]:
         return found
@@ -139,6 +145,8 @@ def training(node: Node, launch: Mapping[str, Any]) -> Training:
     inside = found["inside"] = answer(ran, python)
     if inside["driver_cuda"] is None:
         found["nvml_cuda"], found["nvml_problem"] = by_nvml(node)
+    if inside["torch"] and inside["torch"]["archs"]:
+        found["capabilities"] = capabilities(node)
     return found
 
 
@@ -196,6 +204,19 @@ def by_nvml(node: Node) -> tuple[int | None, str]:
         return None, ""
     except Unobservable as problem:
         return None, str(problem)
+
+
+def capabilities(node: Node) -> list[str]:
+    """Return the compute capabilities of the GPUs that answer; gpu.inventory tells of others."""
+    try:
+        gpus = range(node.nvml("nvmlDeviceGetCount"))
+    except (Absent, Unobservable):
+        return []
+    found = set()
+    for index in gpus:
+        with contextlib.suppress(Absent, Unobservable):
+            found.add(tuple(node.nvml("nvmlDeviceGetCudaComputeCapability", index)))
+    return ["{}.{}".format(*one) for one in sorted(found)]
 
 
 Verdicts = Dict[str, Verdict]

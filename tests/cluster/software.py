@@ -17,13 +17,17 @@ class Software(Nodes):
     """What can be installed on a node."""
 
     def training_python(
-        self, packages: Mapping[str, str], odd: Mapping[str, Mapping[str, str]] | None = None
+        self,
+        packages: Mapping[str, str],
+        odd: Mapping[str, Mapping[str, str]] | None = None,
+        archs: str = "sm_80 sm_86 sm_90",
     ) -> str:
         """Make a virtual environment on all nodes, with the metadata and a stub of each package.
 
         Args:
             packages: version by name, such as `torch: 2.5.1+cu124`.
             odd: for some nodes, the packages that have another version there.
+            archs: the GPU architectures that torch is built for.
 
         Returns:
             The interpreter's path, the same on all nodes.
@@ -34,11 +38,11 @@ class Software(Nodes):
             self.run(node, PYTHON, "-m", "venv", "--without-pip", ENVIRONMENT)
             site = self.run(node, f"{ENVIRONMENT}/bin/python", "-c", SITE_PACKAGES).strip()
             for name, version in wanted.items():
-                for path, content in self._package(name, version):
+                for path, content in self._package(name, version, archs):
                     self.machines[node].write(f"{site}/{path}", content)
         return f"{ENVIRONMENT}/bin/python"
 
-    def _package(self, name: str, version: str) -> Iterator[tuple[str, str | bytes]]:
+    def _package(self, name: str, version: str, archs: str) -> Iterator[tuple[str, str | bytes]]:
         """Yield the files of a package, as far as its version can be read from them."""
         info = f"{name.replace('-', '_')}-{version}.dist-info"
         yield f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -47,6 +51,7 @@ class Software(Nodes):
         if name == "torch":
             yield "torch/__init__.py", "from torch.version import __version__ as __version__\n"
             yield "torch/version.py", torch_version(version)
+            yield "torch/lib/libtorch_python.so", self._torch_python(archs)
         elif name.startswith("nvidia-nccl"):
             yield "nvidia/nccl/lib/libnccl.so.2", self._nccl(version)
         else:
@@ -57,6 +62,9 @@ class Software(Nodes):
         code = major * 10000 + minor * 100 + patch
         flags = ["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2"]
         return self._built("nccl.c", *flags, f"-DCODE={code}", f'-DVERSION="{version}"')
+
+    def _torch_python(self, archs: str) -> bytes:
+        return self._built("torch_python.c", "-shared", "-fPIC", f'-DCUDA_ARCH_FLAGS="{archs}"')
 
     def system_nccl(self, node: str, version: str) -> None:
         """Install libnccl.so.2 among the node's own libraries, and tell the linker of it."""

@@ -92,6 +92,18 @@ def test_another_package(bed: Testbed, package: str, version: str, check: str) -
     assert done.returncode == 1
 
 
+def test_a_gpu_newer_than_the_build_of_torch(bed: Testbed) -> None:
+    newer = {f"gpu{index}.capability": "10.0" for index in range(8)}
+    gpus(bed, {"tb3": {**gpu_values(), **newer}})
+    python = bed.training_python(PACKAGES)
+    done, report = bed.report("run", str(bed.inventory(launch={"python": python})))
+    assert causes(report) == [("node", "software.pytorch", ["tb3"])]
+    assert summary(report, "software.pytorch", "tb3") == (
+        "PyTorch 2.5.1+cu124 (CUDA 12.4) has no code for the GPU's sm_100, only sm_80, sm_86, sm_90"
+    )
+    assert done.returncode == 1
+
+
 def test_an_interpreter_that_one_node_lacks(bed: Testbed) -> None:
     python = bed.training_python(PACKAGES)
     bed.machines["tb3"].remove("/opt/train")

@@ -16,7 +16,7 @@ import pytest
 
 from preflight.api import Unobservable, Want
 from preflight.node import interpreter
-from preflight.node.software import Inside, asked, training, versions
+from preflight.node.software import Inside, Torch, asked, training, versions
 from preflight.node.toolbox import Toolbox
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -96,12 +96,48 @@ def test_torch_is_read_and_not_imported(site: Path) -> None:
     (site / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")
     found = inside({"PYTHONPATH": str(site)})
     folder = str(site / "torch")
-    assert found["torch"] == {"version": "2.5.1+x", "cuda": "12.4", "hip": None, "path": folder}
+    assert found["torch"] == Torch(version="2.5.1+x", cuda="12.4", hip=None, path=folder, archs=[])
 
 
 def test_torch_without_its_version_file_is_told_by_metadata(site: Path) -> None:
     found = inside({"PYTHONPATH": str(site)})
-    assert found["torch"] == {"version": "2.5.1+x", "cuda": None, "hip": None, "path": None}
+    assert found["torch"] == Torch(version="2.5.1+x", cuda=None, hip=None, path=None, archs=[])
+
+
+LITERAL = 'const char* flags{} = "{}"; const char* other{} = "cannot find sm_90 in sm_";'
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("cuda", "lists", "archs"),
+    [
+        ("'12.4'", ["sm_50 sm_90 compute_90"], ["sm_50", "sm_90", "compute_90"]),
+        ("'12.8'", ["sm_90a sm_100f"], ["sm_90a", "sm_100f"]),
+        ("'12.4'", ["sm_50 sm_60", "sm_90 sm_100"], []),
+        ("'12.4'", ["sm_50,sm_60"], []),
+        ("'12.4'", [], []),
+        ("None", ["sm_50 sm_90"], []),
+    ],
+)
+def test_architectures_are_those_of_one_string_in_the_library(
+    site: Path, cuda: str, lists: list[str], archs: list[str]
+) -> None:
+    library = torch(site, cuda).with_name("libtorch_python.so")
+    text = "".join(LITERAL.format(i, flags, i) for i, flags in enumerate(lists))
+    compile_library(library, text, "-O2")
+    found = inside({"PYTHONPATH": str(site)})["torch"]
+    assert found
+    assert found["archs"] == archs
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"sm_", b"\0sm_90", b"\0sm_90 " + b"sm_80 " * 400 + b"\0"]
+)
+def test_a_damaged_library_tells_no_architectures(site: Path, content: bytes) -> None:
+    torch(site).with_name("libtorch_python.so").write_bytes(content)
+    found = inside({"PYTHONPATH": str(site)})["torch"]
+    assert found
+    assert found["archs"] == []
 
 
 @needs_gcc
