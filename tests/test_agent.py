@@ -299,7 +299,9 @@ def preload(folder: Path) -> str:
 def made_prefix(folder: Path) -> tuple[str, Path]:
     """Return a Python that finds its packages in a folder of its own, and that folder."""
     (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python3").symlink_to(os.path.realpath(sys.executable))
+    real = os.path.realpath(sys.executable)
+    (folder / "bin" / "python3").symlink_to(real)
+    (folder / "pyvenv.cfg").write_text(f"home = {os.path.dirname(real)}\n")
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     packages = folder / "lib" / version / "site-packages"
     packages.mkdir(parents=True)

@@ -11,6 +11,7 @@ import pytest
 
 from preflight.errors import TransportError
 from tests.transport.servers import (
+    ME,
     AddKey,
     Client,
     StartSshd,
@@ -37,7 +38,7 @@ def test_a_login_tells_where_it_went_and_how_it_was_accepted(
     assert facts.pop("connect_s") < facts.pop("login_s")  # type: ignore[operator]
     assert facts == {
         "address": f"127.0.0.1:{server.port}",
-        "user": "root",
+        "user": ME,
         "host_key": f"ssh-ed25519 {fingerprint_of(server.host_keys['ed25519'])}",
         "auth": "publickey ~/key",
     }
@@ -201,7 +202,7 @@ def test_keys_of_every_kind_and_form(sshd: StartSshd, client: Client, kind: str,
 def test_a_certificate_beside_the_key(sshd: StartSshd, client: Client, kind: str) -> None:
     authority = keygen(client.home / "authority")
     key = keygen(client.home / "certified", kind=kind)
-    certify(authority, key, "root")
+    certify(authority, key, ME)
     server = sshd(f"TrustedUserCAKeys {authority}.pub")
     client.knows(server.known())
     connection = client.connect(server.port, key=key)
@@ -214,7 +215,7 @@ def test_a_certificate_of_another_place_named_in_the_config(
 ) -> None:
     authority = keygen(client.home / "authority")
     key = keygen(client.home / "certified")
-    certify(authority, key, "root")
+    certify(authority, key, ME)
     (client.home / "certified-cert.pub").rename(client.home / "certificate")
     client.config("IdentityFile ~/certified\nCertificateFile ~/certificate\n")
     server = sshd(f"TrustedUserCAKeys {authority}.pub")
@@ -242,7 +243,7 @@ def test_a_certificate_of_the_agent(
     sshd: StartSshd, client: Client, agent: AddKey, kind: str
 ) -> None:
     authority, key = keygen(client.home / "authority"), keygen(client.home / "held", kind=kind)
-    certify(authority, key, "root")
+    certify(authority, key, ME)
     agent(key)
     for path in client.home.glob("held*"):
         if path.name != "held.pub":
@@ -313,7 +314,7 @@ def test_the_config_names_host_port_user_and_key_in_an_included_file(
     client.knows(server.known())
     (client.home / ".ssh" / "conf.d").mkdir()
     (client.home / ".ssh" / "conf.d" / "10.conf").write_text(
-        f"Host pod*\n  HostName 127.0.0.1\n  Port {server.port}\n  User root\n"
+        f"Host pod*\n  HostName 127.0.0.1\n  Port {server.port}\n  User {ME}\n"
         "  IdentityFile ~/key\n"
     )
     client.config("Include conf.d/*.conf\nMatch exec true\n  User nobody\nHost *\n  User wrong\n")
@@ -331,14 +332,14 @@ def test_the_inventory_wins_over_the_config(sshd: StartSshd, client: Client) -> 
     client.knows(server.known())
     client.config("Port 1\nUser nobody\nIdentityFile ~/none\nProxyJump nowhere\n")
     connection = client.connect(server.port, jump="none")
-    assert connection.facts["user"] == "root"
+    assert connection.facts["user"] == ME
     connection.close()
 
 
 def test_a_login_through_two_jump_hosts_verifies_each(sshd: StartSshd, client: Client) -> None:
     first, second, node = sshd(), sshd(), sshd()
     client.knows(first.known(), second.known(), node.known())
-    jump = f"root@127.0.0.1:{first.port},root@127.0.0.1:{second.port}"
+    jump = f"{ME}@127.0.0.1:{first.port},{ME}@127.0.0.1:{second.port}"
     connection = client.connect(node.port, jump=jump)
     assert run(connection, "echo far") == b"far\n"
     assert connection.facts["address"] == f"127.0.0.1:{node.port}"
@@ -351,7 +352,7 @@ def test_a_jump_host_with_a_config_of_its_own(sshd: StartSshd, client: Client) -
     bastion, node = sshd(), sshd()
     client.knows(bastion.known(), node.known())
     client.config(
-        f"Host bastion\n  HostName 127.0.0.1\n  Port {bastion.port}\n  User root\n"
+        f"Host bastion\n  HostName 127.0.0.1\n  Port {bastion.port}\n  User {ME}\n"
         "  IdentityFile ~/key\nHost 127.0.0.1\n  ProxyJump bastion\n  IdentityFile ~/key\n"
     )
     connection = client.connect(node.port, key=None)
@@ -364,7 +365,7 @@ def test_nodes_behind_one_jump_host_share_its_login(sshd: StartSshd, client: Cli
     bastion, node = sshd(), sshd("MaxStartups 100")
     client.knows(bastion.known(), node.known())
     transport = client.transport()
-    spec = client.spec(node.port, jump=f"root@127.0.0.1:{bastion.port}")
+    spec = client.spec(node.port, jump=f"{ME}@127.0.0.1:{bastion.port}")
     with ThreadPoolExecutor(4) as pool:
         connections = list(pool.map(transport.connect, [spec] * 4))
     assert [run(each, "echo far") for each in connections] == [b"far\n"] * 4
@@ -389,7 +390,7 @@ def test_a_proxy_command_is_ended_with_the_connection(sshd: StartSshd, client: C
     connection = client.connect(server.port)
     assert run(connection, "echo through") == b"through\n"
     pid, *words = (client.home / "proxy").read_text().split()
-    assert words == ["127.0.0.1", str(server.port), "root", "%"]
+    assert words == ["127.0.0.1", str(server.port), ME, "%"]
     connection.close()
     assert not Path(f"/proc/{pid}").exists()
 

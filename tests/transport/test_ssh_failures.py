@@ -13,6 +13,7 @@ import pytest
 
 from preflight.errors import ConfigError, TransportError
 from tests.transport.servers import (
+    ME,
     AddKey,
     Client,
     Server,
@@ -157,7 +158,7 @@ def test_a_server_that_resets_during_the_login(client: Client, listen: Listen) -
 
 
 def test_a_login_that_hangs_in_authentication(sshd: StartSshd, client: Client) -> None:
-    server = sshd("AuthorizedKeysCommand /bin/sleep 60\nAuthorizedKeysCommandUser root")
+    server = sshd(f"AuthorizedKeysCommand /bin/sleep 60\nAuthorizedKeysCommandUser {ME}")
     client.knows(server.known())
     (client.home / "authorized_keys").write_text("")
     error = failure(client, server.port, login_timeout_s=1)
@@ -244,14 +245,14 @@ def test_refused_tells_what_was_tried_and_what_the_server_allows(
     held = keygen(client.home / "held")
     agent(held)
     authority = keygen(client.home / "authority")
-    certify(authority, client.home / "key", "root")
+    certify(authority, client.home / "key", ME)
     client.config("IdentityFile ~/key\nIdentityFile ~/none\n")
     (client.home / "authorized_keys").write_text("")
     server = sshd()
     client.knows(server.known())
     assert told(failure(client, server.port, key=None)) == (
         "authentication refused",
-        f"127.0.0.1:{server.port}: 'root' is refused: tried certificate ~/key-cert.pub, "
+        f"127.0.0.1:{server.port}: {ME!r} is refused: tried certificate ~/key-cert.pub, "
         f"publickey ~/key, agent ssh-ed25519 {fingerprint_of(held)} held; "
         "key '~/none' does not exist; the server allows publickey",
         "see ssh.user and ssh.key, and authorized_keys there",
@@ -264,7 +265,7 @@ def test_refused_without_any_key(sshd: StartSshd, client: Client) -> None:
     error = failure(client, server.port, key=None)
     assert error.kind == "authentication refused"
     assert error.message == (
-        f"127.0.0.1:{server.port}: 'root' is refused: there is no key to try; "
+        f"127.0.0.1:{server.port}: {ME!r} is refused: there is no key to try; "
         "the server allows publickey"
     )
 
@@ -286,7 +287,7 @@ def test_a_server_that_takes_passwords_only(sshd: StartSshd, client: Client) -> 
     error = failure(client, server.port)
     assert told(error) == (
         "authentication refused",
-        f"127.0.0.1:{server.port}: 'root' is refused: tried publickey ~/key; "
+        f"127.0.0.1:{server.port}: {ME!r} is refused: tried publickey ~/key; "
         "the server allows password",
         "the server takes no keys, and preflight never asks for a password",
     )
@@ -427,7 +428,7 @@ def test_an_unreadable_known_hosts_file_contacts_nobody(client: Client, listen: 
 
 
 def jump(server: Server) -> str:
-    return f"root@127.0.0.1:{server.port}"
+    return f"{ME}@127.0.0.1:{server.port}"
 
 
 def test_a_target_that_the_jump_host_cannot_reach(sshd: StartSshd, client: Client) -> None:
@@ -459,7 +460,7 @@ def test_a_jump_host_that_does_not_forward(sshd: StartSshd, client: Client) -> N
 
 def test_a_jump_host_that_is_down_or_unknown_is_named(sshd: StartSshd, client: Client) -> None:
     port = free_port()
-    error = failure(client, 22, jump=f"root@127.0.0.1:{port}")
+    error = failure(client, 22, jump=f"{ME}@127.0.0.1:{port}")
     assert error.kind == "refused"
     assert error.message == f"jump host 127.0.0.1: 127.0.0.1:{port}: connection refused"
     bastion, node = sshd(), sshd()
@@ -477,7 +478,7 @@ def test_a_jump_host_is_not_tried_again_after_it_failed(client: Client, listen: 
         sock.close()
 
     port = listen(count)
-    transport, spec = client.transport(), client.spec(22, jump=f"root@127.0.0.1:{port}")
+    transport, spec = client.transport(), client.spec(22, jump=f"{ME}@127.0.0.1:{port}")
     for _ in range(3):
         with pytest.raises(TransportError) as caught:
             transport.connect(spec)
