@@ -301,7 +301,7 @@ def made_prefix(folder: Path) -> tuple[str, Path]:
     (folder / "bin").mkdir(parents=True)
     real = os.path.realpath(sys.executable)
     (folder / "bin" / "python3").symlink_to(real)
-    (folder / "pyvenv.cfg").write_text(f"home = {os.path.dirname(real)}\n")
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(real).parent}\n")
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     packages = folder / "lib" / version / "site-packages"
     packages.mkdir(parents=True)

@@ -88,9 +88,15 @@ def from_site_packages() -> str:
     import site
 
     ours = [finder for finder in sys.meta_path if type(finder).__name__ == "Importer"]
-    # Without `site` a virtual environment's Python has the prefix of the one it was made from.
+    # Without `site` a virtual environment's Python has the prefix of the one it was made from,
+    # and Debian's names no site-packages outside of an environment.
     own = os.path.dirname(os.path.dirname(sys.executable))
-    places = [*site.getsitepackages([own, sys.prefix, sys.exec_prefix]), site.getusersitepackages()]
+    version = "python{}.{}".format(*sys.version_info)
+    places = [
+        os.path.join(own, "lib", version, "site-packages"),
+        *site.getsitepackages([own, sys.prefix, sys.exec_prefix]),
+        site.getusersitepackages(),
+    ]
     sys.path.extend(places)
     for finder in ours:
         sys.meta_path.remove(finder)
