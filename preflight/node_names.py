@@ -47,7 +47,7 @@ def names(expression: str) -> tuple[str, ...]:
         ValueError: what is wrong with it.
     """
     found: dict[str, None] = {}
-    for piece in _pieces(expression):
+    for piece in pieces(expression):
         parts = _parts(piece)
         if len(found) + math.prod(map(_count, parts)) > MAX_NODES:
             raise ValueError(f"stands for more than {MAX_NODES:,} nodes")
@@ -64,7 +64,7 @@ def address_problem(name: str) -> str | None:
     """Return what is wrong with a node's name or address, None if nothing is."""
     if len(name) > MAX_NAME:
         return f"a name is longer than {MAX_NAME} characters"
-    if _NAME.fullmatch(name) or _is_address(name):
+    if _NAME.fullmatch(name) or is_address(name):
         return None
     if re.fullmatch(r"[^@]+@[^@]+", name):
         return f"{shown(name)}: a user goes under ssh: {{user: ...}}"
@@ -80,6 +80,29 @@ def is_range(expression: str) -> bool:
     return "[" in expression or "," in expression
 
 
+def is_address(name: str) -> bool:
+    """Whether it is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def pieces(expression: str) -> list[str]:
+    """Split an expression at the commas outside of brackets.
+
+    Raises:
+        ValueError: a bracket is left open, or there is nothing between two commas.
+    """
+    found = _PIECE.findall(expression)
+    if ",".join(found) == expression and found:
+        return [piece.strip() for piece in found]
+    if not re.fullmatch(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*", expression):
+        raise ValueError("a bracket is not closed, or not opened")
+    raise ValueError("a name is empty")
+
+
 class _Numbers(NamedTuple):
     """The numbers of one range in brackets, padded to a width."""
 
@@ -88,16 +111,6 @@ class _Numbers(NamedTuple):
 
     def words(self) -> Iterator[str]:
         return (f"{number:0{self.width}}" for number in self.numbers)
-
-
-def _pieces(expression: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    pieces = _PIECE.findall(expression)
-    if ",".join(pieces) == expression and pieces:
-        return [piece.strip() for piece in pieces]
-    if not re.fullmatch(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*", expression):
-        raise ValueError("a bracket is not closed, or not opened")
-    raise ValueError("a name is empty")
 
 
 def _parts(piece: str) -> list[str | list[_Numbers]]:
@@ -124,11 +137,3 @@ def _count(part: str | list[_Numbers]) -> int:
 
 def _words(part: str | list[_Numbers]) -> list[str]:
     return [part] if isinstance(part, str) else [word for each in part for word in each.words()]
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from preflight import catalog, inventory
 from preflight.catalog import Catalog
-from preflight.errors import ConfigError
+from preflight.errors import ConfigError, printable
 from preflight.inventory import Cluster
+from preflight.sources import Found, hostfile, slurm
+from preflight.sources import hosts as expression
 from preflight.yaml_lines import read_text
 
 verbose = click.option("-v", "--verbose", is_flag=True, help="Every result, with details.")
@@ -22,21 +25,66 @@ no_color = click.option(
     default=lambda: bool(os.environ.get("NO_COLOR")),
     help="No colour; NO_COLOR does the same.",
 )
+hosts = click.option(
+    "--hosts", metavar="EXPR", help="These nodes: [user@]host[:port], 'gpu[01-08],10.0.0.5'."
+)
+hostfile_in = click.option(
+    "--hostfile-in",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The nodes of a host file: one a line, or as MPI and DeepSpeed have them.",
+)
 
 
-def loaded(source: Path | None, dirs: Sequence[Path]) -> tuple[Catalog, Cluster]:
+def loaded(
+    source: Path | None, dirs: Sequence[Path], otherwise: Cluster | None = None
+) -> tuple[Catalog, Cluster]:
     """Return the checks and the cluster; an inventory is read once, it may be a pipe.
+
+    Args:
+        source: the inventory.
+        dirs: folders of checks that the command line names.
+        otherwise: the cluster where there is no inventory; left out: this machine.
 
     Raises:
         ConfigError: check files or inventory are wrong.
     """
     if source is None:
-        return catalog.load(dirs), inventory.this_machine()
+        return catalog.load(dirs), otherwise or inventory.this_machine()
     text = read_text(source)
     known = catalog.load([*inventory.check_dirs(text, str(source)), *dirs])
     cluster = inventory.load_text(text, str(source), known.expects)
     inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}])
     return known, cluster
+
+
+def without_inventory(given: Mapping[str, Any]) -> Found:
+    """Return the nodes that options name, else those of the Slurm job, else this machine.
+
+    Raises:
+        ConfigError: what the options name is wrong.
+    """
+    if given["hosts"] is not None:
+        return expression.read(given["hosts"])
+    if given["hostfile_in"] is not None:
+        return hostfile.read(given["hostfile_in"])
+    return slurm.read(os.environ) or Found(inventory.this_machine(), "this machine")
+
+
+def refuse_several(named: Mapping[str, object]) -> None:
+    """Refuse more than one way of saying which nodes there are.
+
+    Raises:
+        ConfigError: more than one of them is given.
+    """
+    several = [name for name, value in named.items() if value is not None]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)}: each names the nodes; give only one of them")
+
+
+def say(text: str) -> None:
+    """Say something on standard error."""
+    click.echo(f"preflight: {printable(text)}", err=True)
 
 
 def skipped(cluster: Cluster, known: Catalog) -> dict[str, str]:
@@ -73,7 +121,7 @@ def known_nodes(
     """Return the nodes that an option names.
 
     Raises:
-        ConfigError: a bad expression, or a node that the inventory does not have.
+        ConfigError: a bad expression, or a node that there is not.
     """
     try:
         wanted = expand(expression) if expression else ()
@@ -81,5 +129,5 @@ def known_nodes(
         raise ConfigError(f"{option}: {error}") from error
     for name in wanted:
         if name not in names:
-            raise ConfigError(f"{option}: {name!r} is not in the inventory")
+            raise ConfigError(f"{option}: {name!r} is not one of the nodes")
     return set(wanted)

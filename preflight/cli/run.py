@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from preflight.api import LEVELS
-from preflight.cli import options, progress
-from preflight.errors import ConfigError, printable
+from preflight.cli import complete, options, progress
+from preflight.errors import ConfigError
 from preflight.inventory import Cluster
 from preflight.node_names import expand
 from preflight.report import build, model, terminal
@@ -24,12 +24,37 @@ from preflight.transport.ssh import SshTransport
 
 @click.command(name="run")
 @click.argument("source", metavar="[INVENTORY]", required=False, type=click.Path(path_type=Path))
-@click.option("--only", multiple=True, metavar="ID", help="Only this check or group; repeatable.")
-@click.option("--skip", multiple=True, metavar="ID[=REASON]", help="Not this one; repeatable.")
-@click.option("--require", multiple=True, metavar="ID", help="Not ready unless it says something.")
+@options.hosts
+@options.hostfile_in
+@click.option(
+    "--only",
+    multiple=True,
+    shell_complete=complete.check_ids,
+    metavar="ID",
+    help="Only this check or group; repeatable.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    shell_complete=complete.check_ids,
+    metavar="ID[=REASON]",
+    help="Not this one; repeatable.",
+)
+@click.option(
+    "--require",
+    multiple=True,
+    shell_complete=complete.check_ids,
+    metavar="ID",
+    help="Not ready unless it says something.",
+)
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
-@click.option("--nodes", metavar="EXPR", help="Only these nodes, such as 'gpu[01-04]'.")
-@click.option("--exclude", metavar="EXPR", help="Not these nodes.")
+@click.option(
+    "--nodes",
+    metavar="EXPR",
+    shell_complete=complete.nodes,
+    help="Only these nodes, such as 'gpu[01-04]'.",
+)
+@click.option("--exclude", metavar="EXPR", shell_complete=complete.nodes, help="Not these nodes.")
 @click.option("--fanout", type=click.IntRange(1, 1024), help="Logins at the same time.")
 @click.option(
     "--deadline",
@@ -45,7 +70,10 @@ from preflight.transport.ssh import SshTransport
 @options.verbose
 @options.no_color
 def command(source: Path | None, **given: Any) -> int:
-    """Say whether the nodes of INVENTORY can train together; without one, check this machine.
+    """Say whether the nodes of INVENTORY can train together.
+
+    Without one: those of --hosts or --hostfile-in, else those of the Slurm job that this is
+    started in, else this machine.
 
     Exit codes: 0 ready, 1 not ready, 2 usage or inventory error (nothing was contacted),
     3 undetermined, 130 interrupted.
@@ -77,7 +105,12 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
     Raises:
         ConfigError: inventory, options, check files, key files.
     """
-    known, cluster = options.loaded(source, given["dirs"])
+    ways = {"--hosts": given["hosts"], "--hostfile-in": given["hostfile_in"]}
+    options.refuse_several({"INVENTORY": source, **ways})
+    other = options.without_inventory(given) if source is None else None
+    for note in other.notes if other else ():
+        options.say(note)
+    known, cluster = options.loaded(source, given["dirs"], other and other.cluster)
     cluster = narrowed(cluster, given)
     skips = options.skipped(cluster, known)
     for word in given["skip"]:
@@ -90,7 +123,7 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
         fail_on_warn=given["fail_on"] == "warn",
         today=dt.datetime.now(dt.timezone.utc).date(),
     )
-    ssh = SshTransport(lambda text: click.echo(f"preflight: {printable(text)}", err=True))
+    ssh = SshTransport(options.say)
     ssh.validate(cluster.nodes)
     checks = known.select(only, given["level"])
     plan = Plan(cluster, checks, given["level"], skips, given["deadline"])
@@ -101,7 +134,7 @@ def narrowed(cluster: Cluster, given: Mapping[str, Any]) -> Cluster:
     """Return the cluster with only the nodes asked for.
 
     Raises:
-        ConfigError: a node that the inventory does not have, or none left.
+        ConfigError: a node that there is not, or none left.
     """
     names = [node.name for node in cluster.nodes]
     wanted = options.known_nodes("--nodes", given["nodes"], names, expand) or set(names)
