@@ -147,8 +147,8 @@ def test_no_cycles() -> None:
     assert list(graphlib.TopologicalSorter(arrows).static_order())
 
 
-def test_the_controller_is_not_imported_by_what_it_sends() -> None:
-    sent = [path for path in NODE if path.name != "replay.py"]
+def test_a_recording_is_not_imported_by_what_a_run_sends() -> None:
+    sent = [path for path in NODE if path.name not in {"replay.py", "recorder.py"}]
     assert found(sent, lambda part: "preflight.node.replay" in imported(part)) == []
 
 

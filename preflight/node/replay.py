@@ -2,7 +2,8 @@
 
 A recording is JSON: for each method its answers by `key(args)`; an answer is the value, or
 `{"unobservable": message}`, or `{"absent": message}`. What was not recorded is refused, so that a
-probe can't pass by asking something else. Runs on the controller; of use for cases and demos.
+probe can't pass by asking something else. Of use for cases and demos; `recorder.py` fills one.
+Sent to nodes when they are recorded: stdlib only, Python 3.8.
 """
 
 from __future__ import annotations
