@@ -1,0 +1,174 @@
+"""Host files of people and of other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given, settings
+
+from preflight.errors import ConfigError
+from preflight.node_names import MAX_NODES
+from preflight.sources import Found
+from preflight.sources.hostfile import parsed, read
+
+
+def nodes(found: Found) -> list[tuple[str, dict[str, Any]]]:
+    return [(n.name, n.ssh.model_dump(exclude_unset=True)) for n in found.cluster.nodes]
+
+
+def gpus(text: str) -> int | None:
+    return parsed(text, "hosts").cluster.launch.gpus_per_node
+
+
+def test_all_that_may_stand_in_one() -> None:
+    found = parsed(
+        "# a comment\r\n"
+        "\r\n"
+        "   \t\n"
+        "gpu01\r\n"
+        "\tgpu02\tslots = 4\tmax_slots=8\t# the second\n"
+        "gpu[03-04]\n"
+        "fd00::5\n"
+        "[fd00::6]\n"
+        "[fd00::7]:2222\n"
+        "alice@gpu05\n"
+        "gpu06:2222\n"
+        "gpu07:8\n"
+        "bob@10.0.0.8:2222 slots=8\n"
+        "gpu09 user-name=carol port=2022 sockets=2\n"
+        "a,b",
+        "hosts.txt",
+    )
+    assert nodes(found) == [
+        ("gpu01", {}),
+        ("gpu02", {}),
+        ("gpu03", {}),
+        ("gpu04", {}),
+        ("fd00::5", {}),
+        ("fd00::6", {}),
+        ("fd00::7", {"port": 2222}),
+        ("gpu05", {"user": "alice"}),
+        ("gpu06", {"port": 2222}),
+        ("gpu07", {}),
+        ("10.0.0.8", {"user": "bob", "port": 2222}),
+        ("gpu09", {"user": "carol", "port": 2022}),
+        ("a", {}),
+        ("b", {}),
+    ]
+    assert (found.cluster.name, found.origin, found.notes) == (
+        "hosts",
+        "the host file hosts.txt",
+        (),
+    )
+    assert found.cluster.launch.gpus_per_node is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "worker-0 slots=8\nworker-1 slots=8\n",
+        "a slots=8 max-slots=16\nb SLOTS = 8\n",
+        "a:8\nb:8\n",
+        "a count=8\nb cpu=8",
+        "a slots=4\nb slots=8\na slots=4\n",
+    ],
+)
+def test_slots_that_are_equal_are_gpus(text: str) -> None:
+    assert gpus(text) == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a slots=8\nb slots=4", "a slots=8\nb", "a\na\na\nb\nb\nb", "a slots=0", "a max_slots=8"],
+)
+def test_slots_that_do_not_say_it_are_not(text: str) -> None:
+    assert gpus(text) is None
+
+
+def test_slots_may_be_cores() -> None:
+    found = parsed("a slots=96\nb slots=96\n", "hosts")
+    assert found.cluster.launch.gpus_per_node is None
+    assert found.notes == ("hosts: 96 slots a node are taken for CPU cores, not for GPUs",)
+
+
+def test_a_node_named_again_is_taken_once() -> None:
+    found = parsed("gpu02\ngpu01\ngpu02\ngpu01\ngpu02", "nodefile")
+    assert [name for name, _ in nodes(found)] == ["gpu02", "gpu01"]
+    assert found.notes == (
+        "nodefile: 3 lines name nodes for the second time or more; each node is taken once",
+    )
+    assert parsed("a\na", "f").notes == (
+        "f: 1 line names a node for the second time or more; each node is taken once",
+    )
+
+
+BAD = {
+    "": "f: names no node; write one a line, such as gpu01",
+    "# only this\n\n": "f: names no node; write one a line, such as gpu01",
+    "a\ngpu[01-\n": "f:2: a bracket is not closed, or not opened",
+    "gpu[1-1000000]": "f:1: stands for more than 10,000 nodes",
+    f"n[1-{MAX_NODES}]\nm": "f:2: more than 10,000 nodes up to here",
+    "a\na:2222": "f:2: 'a' is named before, on line 1, with another user or port; "
+    "an inventory can give each a name of its own",
+    "a slots=x": "f:1: slots=x: 'x' is not a number",
+    "a slots=": "f:1: slots=: '' is not a number",
+    "a\nb port=99999": "f:2: 99999 is not a port (1 to 65535)",
+    "10.0.0.1 gpu01": "f:1: 'gpu01' is not key=value; write one node a line",
+    "a\n\x00\x01\x02": "f:2: '\\x00\\x01\\x02' is not a name "
+    "(letters, digits, dots, dashes, underscores)",
+    "[gpus]\na": "f:1: this is an Ansible inventory: preflight init --ansible FILE",
+    "[gpus:vars]": "f:1: this is an Ansible inventory: preflight init --ansible FILE",
+    "a ansible_host=10.0.0.1": "f:1: this is an Ansible inventory: preflight init --ansible FILE",
+    "nodes:\n- a": "f:1: 'nodes:' is not a name (letters, digits, dots, dashes, underscores)",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_wrong_is_said_with_its_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(text, "f")
+    assert str(caught.value) == BAD[text]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"gpu01\n\x80\x81")
+    for name, words in (
+        ("none", ": no such file or directory"),
+        (".", ": is a directory"),
+        ("binary", ":2: byte 0x80 is not UTF-8; save it as UTF-8"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read(tmp_path / name)
+        assert str(caught.value) == f"{tmp_path / name}{words}"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_bytes(b"\xef\xbb\xbfgpu01\r\ngpu02\r\n")
+    assert [name for name, _ in nodes(read(path))] == ["gpu01", "gpu02"]
+
+
+LINES = st.lists(
+    st.lists(
+        st.sampled_from(
+            [
+                *("gpu01", "gpu[01-03]", "gpu[", "fd00::1", "[fd00::1]:22", "a@b", "a:8", "a:2222"),
+                *("slots=8", "slots", "=", "=8", "max_slots=9", "#", "//", "port=1", "user=", "\r"),
+            ]
+        )
+    ).map(" ".join)
+).map("\n".join)
+
+
+@settings(deadline=None)
+@given(LINES | st.text())
+@example("a slots=²")
+@example("a:²")
+def test_any_text_gives_nodes_or_one_line(text: str) -> None:
+    try:
+        assert parsed(text, "f").cluster.nodes
+    except ConfigError as error:
+        assert str(error).isprintable()  # noqa: PT017 - no error at all is fine too
