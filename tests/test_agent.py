@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import psutil
 import pytest
@@ -516,9 +517,18 @@ def test_open_call_that_never_opens(
 def test_clock_and_usage(deeds: Session) -> None:
     clock = deeds.clock()
     assert abs(clock["offset_s"]) <= clock["error_s"] + 0.001
-    usage = deeds.call("preflight.node.agent", "usage").value
-    assert set(usage) == {"agent_s", "children_s"}
-    assert 0 < usage["agent_s"] < 10
+    ask(deeds, "echo")
+    function = f"{MODULE}:echo"
+    wait_until(lambda: function in usage(deeds)["calls_s"])
+    found = usage(deeds)
+    assert set(found) == {"agent_s", "children_s", "calls_s"}
+    assert 0 < found["agent_s"] < 10
+    assert 0 < found["calls_s"][function] <= found["children_s"] < 10
+
+
+def usage(session: Session) -> dict[str, Any]:
+    found: dict[str, Any] = session.call("preflight.node.agent", "usage").value
+    return found
 
 
 def busy(session: Session) -> None:

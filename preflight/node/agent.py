@@ -35,9 +35,10 @@ ENDING = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 class Call:
     """A child at work, seen from the agent."""
 
-    def __init__(self, call_id: int, pid: int, pipes: Pipes, timeout_s: float) -> None:
-        self.id, self.pid, self.pipes, self.timeout_s = call_id, pid, pipes, timeout_s
-        self.deadline = time.monotonic() + timeout_s
+    def __init__(self, frame: Mapping[str, Any], pid: int, pipes: Pipes) -> None:
+        self.id, self.pid, self.pipes, self.timeout_s = frame["id"], pid, pipes, frame["timeout_s"]
+        self.function = "{module}:{function}".format(**frame)
+        self.deadline = time.monotonic() + self.timeout_s
         self.tail = b""
         self.answered = False
 
@@ -89,6 +90,7 @@ class Agent:
         self.sources = sources
         self.calls: dict[int, Call] = {}
         self.heard: dict[int, Call] = {}
+        self.used: dict[str, float] = {}
         self.tail = b""
         self.poller = select.poll()
         self.woken, self.waker = os.pipe()
@@ -193,15 +195,11 @@ class Agent:
             return {"psutil": "not needed"}
         return {"psutil": psutil_loader.load(unpack(library) if library else None)}
 
-    def do_usage(self) -> dict[str, float]:
-        """Return the CPU seconds of the agent and of its children so far."""
-        own, children = (
-            resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
-        return {
-            "agent_s": own.ru_utime + own.ru_stime,
-            "children_s": children.ru_utime + children.ru_stime,
-        }
+    def do_usage(self) -> dict[str, Any]:
+        """Return the CPU seconds of the agent, of its children that have ended, and by function."""
+        who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        own, children = (cpu_s(resource.getrusage(one)) for one in who)
+        return {"agent_s": own, "children_s": children, "calls_s": self.used}
 
     def start(self, frame: Mapping[str, Any]) -> None:
         """Fork a child for one call."""
@@ -226,7 +224,7 @@ class Agent:
         out = pipes.fds["out_read"]
         os.set_blocking(out, False)
         self.poller.register(out, select.POLLIN)
-        call = Call(frame["id"], pid, pipes, frame["timeout_s"])
+        call = Call(frame, pid, pipes)
         self.calls[call.id] = self.heard[out] = call
 
     def forget(self) -> None:
@@ -264,18 +262,20 @@ class Agent:
 
     def reap(self) -> None:
         """See to the children that have ended, adopted ones included; never blocks."""
-        flags = os.WEXITED | os.WNOHANG
         with contextlib.suppress(ChildProcessError):  # there are none
             while True:
                 # Left a zombie until all is done: its number stays its own so long.
-                ended = os.waitid(os.P_ALL, 0, flags | os.WNOWAIT)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if ended is None:
                     return
+                function = "what calls left behind"
                 for call in [c for c in self.calls.values() if c.pid == ended.si_pid]:
                     while self.hear(call):
                         pass
                     self.finish(call, "died", died(ended))
-                os.waitid(os.P_PID, ended.si_pid, flags)
+                    function = call.function
+                spent = cpu_s(os.wait4(ended.si_pid, os.WNOHANG)[2])
+                self.used[function] = self.used.get(function, 0.0) + spent
 
     def expire(self) -> None:
         """Answer for children that are past their time."""
@@ -336,6 +336,11 @@ def children() -> list[int]:
             return [int(pid) for pid in listed.read().split()]
     except OSError:
         return []
+
+
+def cpu_s(used: resource.struct_rusage) -> float:
+    """Return CPU seconds, the kernel's part included."""
+    return used.ru_utime + used.ru_stime
 
 
 def libc() -> str:
