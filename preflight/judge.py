@@ -114,9 +114,3 @@ def of_problem(one: Loaded, problem: Mapping[str, Any] | None) -> Verdict:
         details = tuple(str(problem.get("traceback", "")).splitlines())
         return unknown(f"bug in check {one.id}: {message}", details=details)
     return unknown(message)
-
-
-def worst(cells: Sequence[Cell]) -> str:
-    """Return the gravest status of some cells, `skip` counting as nothing; `skip` for none."""
-    graver = [c.verdict.status for c in cells if c.verdict.status != "skip"]
-    return max(graver, key=STATUSES.index) if graver else "skip"
