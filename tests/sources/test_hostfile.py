@@ -26,6 +26,7 @@ def gpus(text: str) -> int | None:
 def test_all_that_may_stand_in_one() -> None:
     found = parsed(
         "# a comment\r\n"
+        "// another\n"
         "\r\n"
         "   \t\n"
         "gpu01\r\n"

@@ -1,0 +1,61 @@
+"""Ansible inventories as YAML: groups with `hosts`, `vars` and `children`.
+
+Source: Ansible's plugin `yaml`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from preflight.errors import ConfigError
+from preflight.sources.ansible_groups import Groups
+from preflight.yaml_lines import Document, Where, parse, shown
+
+KEYS = ("hosts", "vars", "children")
+
+
+def read(text: str, source: str) -> Groups:
+    """Return the groups of an inventory.
+
+    Raises:
+        ConfigError: it is not YAML, or has another shape.
+    """
+    if not any(line.strip() and not line.startswith(("#", "---")) for line in text.split("\n")):
+        raise ConfigError(f"{source}: is empty")
+    document = parse(text, source)
+    # tags such as !vault and !unsafe are Ansible's; what is encrypted shows itself by its text
+    document.problems = [one for one in document.problems if not one.message.startswith("tag ")]
+    groups = Groups()
+    for name, inside in _mapping(document, (), document.value).items():
+        _group(document, (name,), name, inside, groups)
+    document.refuse_problems()
+    return groups
+
+
+def _group(document: Document, where: Where, name: str, value: Any, groups: Groups) -> None:
+    """Read a group and all that are in it."""
+    group = groups.group(name)
+    written = _mapping(document, where, value)
+    for key in written.keys() - set(KEYS):
+        document.blame((*where, key), f"a group has {', '.join(KEYS)} and no other keys")
+    inside = {key: _mapping(document, (*where, key), written.get(key)) for key in KEYS}
+    for host, variables in inside["hosts"].items():
+        place = (*where, "hosts", host)
+        try:
+            groups.add(name, host, _mapping(document, place, variables))
+        except ValueError as error:
+            document.blame(place, str(error))
+    group.variables.update(inside["vars"])
+    for child, more in inside["children"].items():
+        group.children[child] = None
+        _group(document, (*where, "children", child), child, more, groups)
+
+
+def _mapping(document: Document, where: Where, value: Any) -> dict[str, Any]:
+    """Return a mapping; nothing is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        document.blame(where, f"{shown(value)} is not a mapping; end each name with a colon")
+        return {}
+    return value
