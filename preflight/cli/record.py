@@ -1,0 +1,164 @@
+"""`preflight record`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import secrets
+from pathlib import Path
+
+import click
+import platformdirs
+
+from preflight import __version__, recording
+from preflight.anonymise import anonymise
+from preflight.api import LEVELS, Want
+from preflight.catalog import Loaded
+from preflight.cli import complete, options
+from preflight.errors import ConfigError, TransportError
+from preflight.inventory import Cluster, NodeSpec
+from preflight.session import AgentError
+from preflight.transport import Transport
+from preflight.transport.loopback import LocalTransport
+from preflight.transport.ssh import SshTransport
+from preflight.yaml_lines import nearest
+
+THIS_MACHINE = "localhost"
+LIMIT_S = 300
+"""For the whole recording; each probe has its check's own limit besides."""
+KEY_BYTES = 32
+UNDETERMINED = 3
+
+
+@click.command(name="record")
+@click.argument("node", shell_complete=complete.nodes)
+@click.option("-i", "--inventory", "source", type=click.Path(path_type=Path), metavar="INVENTORY")
+@click.option(
+    "--only",
+    multiple=True,
+    shell_complete=complete.check_ids,
+    metavar="ID",
+    help="Only what this check or group asks; repeatable.",
+)
+@click.option("--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="A new file; - is stdout.  [default: NODE.json]",
+)
+def command(
+    node: str,
+    source: Path | None,
+    only: tuple[str, ...],
+    dirs: tuple[Path, ...],
+    output: str | None,
+) -> int:
+    """Record what NODE of the inventory, or `localhost`, answers to the checks' questions.
+
+    From the recording the checks find what they found on the node: for a test case, a bug report,
+    or `preflight demo`. Names, addresses, serials, keys and users are replaced, the same by the
+    same in all your recordings.
+
+    Exit codes: 0 recorded, 2 usage or inventory error (nothing was contacted), 3 the node was not
+    reached, or not all could be recorded.
+    """
+    known, cluster = options.loaded(source, dirs)
+    spec = one_node(cluster, node)
+    checks = [one for one in known.select(only, LEVELS[-1]) if one.check.probe]
+    path = output or f"{node}.json"
+    see_new(path)
+    ssh = SshTransport(options.say)
+    ssh.validate([spec])
+    transport: Transport = ssh if spec.transport == "ssh" else LocalTransport()
+    want = Want(cluster.wanted_launch, cluster.expect, [one.name for one in cluster.nodes])
+    try:
+        taken = recording.take(spec, transport, checks, want, LIMIT_S)
+    except (TransportError, AgentError) as error:
+        options.say("; ".join(filter(None, (f"{node}: {error.message}", error.hint))))
+        return UNDETERMINED
+    today = dt.datetime.now(dt.timezone.utc).date()
+    document = {
+        "source": f"{taken.machine}, recorded {today} by preflight {__version__}",
+        "want": {"launch": want.launch, "expect": want.expect},
+        "node": taken.answers,
+    }
+    made = recording.Recording.model_validate(anonymise(document, secret()))
+    write_new(path, made.to_json())
+    tell(path, taken, checks)
+    return UNDETERMINED if taken.lost else 0
+
+
+def one_node(cluster: Cluster, name: str) -> NodeSpec:
+    """Return a node of the inventory.
+
+    Raises:
+        ConfigError: it has no such node.
+    """
+    by_name = {spec.name: spec for spec in cluster.nodes}
+    if name in by_name:
+        return by_name[name]
+    if cluster.source is None:
+        raise ConfigError(
+            f"{name!r}: without an inventory (-i) only {THIS_MACHINE!r} can be recorded"
+        )
+    raise ConfigError(f"{cluster.source}: {name!r} is not one of its nodes{nearest(name, by_name)}")
+
+
+def see_new(path: str) -> None:
+    """See that nothing would be overwritten.
+
+    Raises:
+        ConfigError: there is such a file.
+    """
+    if path != "-" and os.path.lexists(path):
+        raise ConfigError(f"{path}: exists; remove it, or name another file with -o")
+
+
+def write_new(path: str, text: str) -> None:
+    """Write a recording where there was no file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write: {error.strerror}") from error
+
+
+def tell(path: str, taken: recording.Taken, checks: list[Loaded]) -> None:
+    """Say on standard error what was recorded, and what was not."""
+    for key, why in taken.lost.items():
+        ids = " ".join(one.id for one in checks if one.evidence == key)
+        options.say(f"not recorded: what {ids} asks: {why}")
+    count = sum(map(len, taken.answers.values()))
+    where = "" if path == "-" else f" in {path}"
+    options.say(f"{count} answers{where}, names replaced; still, read it before you share it")
+
+
+def secret() -> bytes:
+    """Return the key of this user's replacements, made at first need.
+
+    Where it cannot be kept, this recording has a key of its own.
+    """
+    path = platformdirs.user_data_path("preflight") / "anonymise.key"
+    fresh = secrets.token_bytes(KEY_BYTES)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with os.fdopen(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as file:
+                file.write(fresh)
+        kept = path.read_bytes()
+    except OSError:
+        kept = b""
+    if len(kept) == KEY_BYTES:
+        return kept
+    options.say(f"{path} cannot be used: names will differ from those in other recordings")
+    return fresh
