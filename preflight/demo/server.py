@@ -1,0 +1,137 @@
+"""An SSH server on 127.0.0.1 that lets one key in and runs its commands as a simulated node.
+
+Beside `transport/ssh.py` the only place that imports paramiko.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from typing import IO, cast
+
+import paramiko
+from paramiko.common import (
+    AUTH_FAILED,
+    AUTH_SUCCESSFUL,
+    OPEN_FAILED_UNKNOWN_CHANNEL_TYPE,
+    OPEN_SUCCEEDED,
+)
+
+HOST = "127.0.0.1"
+END_S = 2.0
+"""For an agent to end after its standard input has; it needs milliseconds."""
+CHUNK = 1 << 16
+
+
+class Server:
+    """Listens on a port of its own until it is closed.
+
+    Args:
+        host_key: the server's.
+        client_key: the only key that is let in, for whatever user.
+        environment: of the commands.
+    """
+
+    def __init__(
+        self, host_key: paramiko.PKey, client_key: paramiko.PKey, environment: Mapping[str, str]
+    ) -> None:
+        self._host_key, self._client_key = host_key, client_key
+        self._environment = environment
+        self._transports: list[paramiko.Transport] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._listener = socket.create_server((HOST, 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                transport = paramiko.Transport(client)
+                transport.add_server_key(self._host_key)
+                self._transports.append(transport)
+                # with an event it does not wait for the client
+                transport.start_server(threading.Event(), _Door(self._client_key, self._start))
+
+    def _start(self, channel: paramiko.Channel, command: str) -> None:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment,
+            cwd="/",
+            start_new_session=True,  # Ctrl-C is the demo's; a command ends with its input
+        )
+        self._processes.append(process)
+        for work in (_feed, _drain, _complain):
+            threading.Thread(target=work, args=(channel, process), daemon=True).start()
+
+    def close(self) -> None:
+        """End all connections and what they started."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        for transport in self._transports:
+            transport.close()
+        for process in self._processes:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """See that a command ends whose client is gone."""
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
+    """Pass on what the client sends, until it ends."""
+    with contextlib.suppress(OSError), cast(IO[bytes], process.stdin) as stdin:
+        while data := channel.recv(CHUNK):
+            stdin.write(data)
+            stdin.flush()
+
+
+def _drain(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
+    """Pass on what the command writes, then how it ended."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # the client is gone
+        with cast(IO[bytes], process.stdout) as stdout:
+            while data := os.read(stdout.fileno(), CHUNK):
+                channel.sendall(data)
+        channel.send_exit_status(process.wait())
+    channel.close()
+
+
+def _complain(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
+    """Pass on what the command writes to standard error."""
+    with contextlib.suppress(OSError), cast(IO[bytes], process.stderr) as stderr:
+        while data := os.read(stderr.fileno(), CHUNK):
+            channel.sendall_stderr(data)
+
+
+class _Door(paramiko.ServerInterface):
+    """Lets one key in, and commands only."""
+
+    def __init__(self, key: paramiko.PKey, start: Callable[[paramiko.Channel, str], None]) -> None:
+        self._key, self._start = key, start
+
+    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002 - paramiko's signature
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002
+        return AUTH_SUCCESSFUL if key == self._key else AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002
+        return OPEN_SUCCEEDED if kind == "session" else OPEN_FAILED_UNKNOWN_CHANNEL_TYPE
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        self._start(channel, command.decode())
+        return True
