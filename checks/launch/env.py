@@ -2,10 +2,10 @@
 
 Why: NCCL chooses interfaces, devices and algorithms by it. Ranks that choose differently hang in
     the first collective; a misspelt variable changes nothing, and says nothing.
-Facts: settings (NCCL_*, GLOO_*, UCX_*, TORCH_*, FI_*, OFI_NCCL_*, MASTER_ADDR, MASTER_PORT: value
-    and who sets it; files that the login user may not read), interfaces (their names), devices
-    (RDMA, with the state of their ports), master (what MASTER_ADDR means there), addresses (the
-    node's own, where MASTER_ADDR is set).
+Facts: settings (NCCL_*, GLOO_*, UCX_*, TORCH_*, FI_*, OFI_NCCL_*, TP_SOCKET_IFNAME, MASTER_ADDR,
+    MASTER_PORT, CUDA_DEVICE_MAX_CONNECTIONS: value and who sets it; files that the login user may
+    not read), interfaces (their names), devices (RDMA, with the state of their ports), master
+    (what MASTER_ADDR means there), addresses (the node's own, where MASTER_ADDR is set).
 Source: launch.env, the non-login shell, ~/.nccl.conf (or $NCCL_CONF_FILE), /etc/nccl.conf: the
     first who sets a variable wins, as in NCCL 2.30's src/misc/param.cc; of a docker or podman
     container launch.env alone. /sys/class/net, /sys/class/infiniband, getaddrinfo(3).
@@ -14,6 +14,7 @@ Fix: set the variable once for all nodes: in launch.env, the job's script, or /e
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Collection, Mapping, TypedDict
 
@@ -31,7 +32,7 @@ from preflight.api import (
     warn,
 )
 from preflight.node.launch import Settings, settings, wanted
-from preflight.node.nccl import GONE, KNOWN, NEWEST, OLD, is_known
+from preflight.node.nccl import OLD, OTHERS, unread
 from preflight.node.net import CLASS, FAMILIES, entries, matches, selects
 from preflight.node.rdma import Device, active, devices
 
@@ -40,13 +41,20 @@ NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Whole names of interfaces, with commas; the other three have rules of their own."""
 NOT_COMPARED = ("NCCL_HOSTID", "NCCL_MNNVL_UUID", "NCCL_CONF_FILE")
 """Say something of one node."""
+MASTER, DISABLE = "MASTER_ADDR", "NCCL_IB_DISABLE"
 LOGS = ("NCCL_DEBUG", "FI_LOG_", "UCX_LOG_", "TORCH_LOGS", "TORCH_CPP_LOG")
 DUMPS = ("_DUMP_FILE", "_DUMP_FILE_RANK")
 """Names that begin or end so change what is written, not what is done."""
 MILD = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_IB_GID_INDEX", "MASTER_PORT")
 """May differ on purpose, between machines of two kinds; a difference is worth a look."""
-NEAR = 0.8
-"""Of difflib's similarity: NCCL_SOCKET_IFNAM is near, a plugin's own variable is not."""
+BARRIER, CHECKED = "TORCH_DIST_INIT_BARRIER", ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+"""What of torch's makes ranks wait for each other: a barrier, and collectives that are checked by
+more collectives (torch/distributed/distributed_c10d.py). The rest is a node's own business."""
+ANY_CASE = ("NCCL_NET", "NCCL_ALGO", "NCCL_PROTO")
+"""NCCL compares their words by strcasecmp(3): net.cc and tuning.cc of 2.30."""
+NOT_ZERO = re.compile(r"\s*[-+]?(0[xX]0*[1-9a-fA-F]|0*[1-7]|[89])")
+"""What strtoll(3), by which NCCL reads numbers, does not take for 0; it does a word."""
+IS_NUMBER = re.compile(r"\s*[-+]?\d")
 LOOPBACK = ("127.", "::1")
 
 
@@ -60,7 +68,7 @@ class Environment(TypedDict):
 
 def probe(node: Node, launch: Mapping[str, Any]) -> Environment:
     found = settings(node, launch)
-    master = found["found"].get("MASTER_ADDR")
+    master = found["found"].get(MASTER)
     own = node.psutil("net_if_addrs") if master else {}
     return Environment(
         settings=found,
@@ -82,7 +90,7 @@ def compare(facts: Mapping[str, Environment], want: Want) -> dict[str, Verdict]:
         for node, fact in facts.items()
     }
     for name in sorted({n for fact in facts.values() for n in fact["settings"]["found"]}):
-        if not is_free(name):
+        if not (is_free(name) or (name == MASTER and len({who(n, facts) for n in facts}) == 1)):
             for node, verdict in parity(facts, name).items():
                 found[node].append(verdict)
     return {node: told(facts[node], verdicts) for node, verdicts in found.items()}
@@ -119,7 +127,7 @@ def place(fact: Environment, name: str) -> str:
 
 def is_free(name: str) -> bool:
     """Whether a variable may differ from node to node."""
-    return name in NOT_COMPARED or name.startswith(LOGS) or name.endswith(DUMPS)
+    return name in {*NOT_COMPARED, *OTHERS} or name.startswith(LOGS) or name.endswith(DUMPS)
 
 
 def parity(facts: Mapping[str, Environment], name: str) -> dict[str, Verdict]:
@@ -127,26 +135,53 @@ def parity(facts: Mapping[str, Environment], name: str) -> dict[str, Verdict]:
 
     A name of an interface or device may differ where no other node's value would do.
     """
-    values = {node: value(fact, name) or None for node, fact in facts.items()}
+    known: dict[str, str] = {}
+    told = {node: said(fact, name) for node, fact in facts.items()}
+    values = {node: own and spelt(own, name, known) for node, own in told.items()}
     kinds: dict[str, list[str]] = {}
     for node, own in values.items():
         kinds.setdefault(own or "", []).append(node)
     usual = majority(kinds)
     likely = kinds if usual is None else (usual,)
     compared = {n: own for n, own in values.items() if not is_forced(facts[n], name, own, likely)}
-    own_business = name.startswith("TORCH_") and not name.startswith(("TORCH_NCCL", "TORCH_DIST"))
     verdicts = same_everywhere(
         compared,
         name,
-        say=warn if name in MILD or own_business else fail,
+        show=lambda own: str(own) or "(empty)",
+        say=warn if is_mild(name, [own or "" for own in values.values()]) else fail,
         reproduce=f"printenv {name}; grep -s {name} ~/.nccl.conf /etc/nccl.conf",
     )
-    return {n: replace(v, fix=mend(facts[n], name, v)) for n, v in verdicts.items()}
+    return {
+        node: replace(verdict, fix=mend(facts[node], name, verdict))
+        for node, verdict in verdicts.items()
+        if verdict.status in {"warn", "fail"}
+    }
+
+
+def said(fact: Environment, name: str) -> str | None:
+    """Return the value of a variable, None where it is not set."""
+    return value(fact, name) if name in fact["settings"]["found"] else None
+
+
+def spelt(value: str, name: str, known: dict[str, str]) -> str:
+    """Return a value in the spelling in which it was met first, where case does not count."""
+    return known.setdefault(value.lower(), value) if name in ANY_CASE else value
+
+
+def is_mild(name: str, values: Collection[str]) -> bool:
+    """Whether a difference is worth no more than a warning.
+
+    An empty value is as good as none to NCCL's numbers, but not to all of its words.
+    """
+    if name == CHECKED[0]:
+        return CHECKED[1] not in {own.upper() for own in values}
+    torch = name.startswith("TORCH_") and name != BARRIER
+    return name in MILD or torch or not any(values)
 
 
 def is_forced(fact: Environment, name: str, own: str | None, likely: Collection[str]) -> bool:
     """Whether a node must have another value, since it lacks what the others name."""
-    if name not in {PREFIXES, HCA, UCX, *NAMES} or own is None or absent(fact, name, own):
+    if name not in {PREFIXES, HCA, UCX, *NAMES} or not own or absent(fact, name, own):
         return False
     others = [other for other in likely if other not in {"", own}]
     return bool(others) and all(absent(fact, name, other) for other in others)
@@ -154,7 +189,7 @@ def is_forced(fact: Environment, name: str, own: str | None, likely: Collection[
 
 def mend(fact: Environment, name: str, verdict: Verdict) -> str | None:
     """Return what gives a node the value of the others."""
-    if verdict.status == "pass" or verdict.scope == "cluster":
+    if verdict.scope == "cluster":
         return None
     if verdict.expected is None:
         return f"remove {name} from {place(fact, name)}"
@@ -199,37 +234,55 @@ def absent(fact: Environment, name: str, rule: str) -> str:
     words = [word.strip() for word in rule.split(",") if word.strip()]
     if name == UCX:
         here = [*here, *(device["name"] for device in fact["devices"])]
-        words = [] if rule[0] == "^" else [w.split(":")[0] for w in words if w != "all"]
+        words = [] if rule[0] == "^" else [w for w in words if w != "all"]
+        words = [w for w in words if not has_port(fact["devices"], "=" + w)]
     lost = [word for word in words if word not in here]
     return f"names {some(lost)}, which is not here: {some(here)}" if lost else ""
 
 
 def absent_hca(fact: Environment, rule: str) -> str:
     """Say what NCCL would not find; it then goes on over TCP and tells nobody."""
-    if off(fact):
+    net = value(fact, "NCCL_NET").lower()
+    if off(fact) or (net and not net.startswith("ib")):  # IBext of NVIDIA's plugin heeds it too
         return ""
     names = [device["name"] for device in fact["devices"]]
     there = some(names) if names else "no RDMA device"
     if rule.startswith("^"):
         left = any(selects(rule, name) for name in names)
         return "" if left or not names else f"leaves none of {there}"
-    lost = [entry.lstrip("=") for entry in entries(rule) if not has_port(fact, entry)]
+    lost = [entry.lstrip("=") for entry in entries(rule) if not has_port(fact["devices"], entry)]
     return f"names {some(lost)}, which is not here: {there}" if lost else ""
 
 
-def has_port(fact: Environment, entry: str) -> bool:
+def has_port(found: Collection[Device], entry: str) -> bool:
     """Whether an entry `device[:port]` of NCCL_IB_HCA means a port of this node."""
     port = [*entry.split(":"), ""][1]
     return any(
         matches(entry, device["name"])
         and (not port or any(str(p["number"]) == port for p in device["ports"]))
-        for device in fact["devices"]
+        for device in found
     )
 
 
-def off(fact: Environment) -> bool:
-    """Whether NCCL is told not to use RDMA."""
-    return value(fact, "NCCL_IB_DISABLE") not in {"", "0"} or value(fact, "NCCL_NET") == "Socket"
+def is_down(fact: Environment, entry: str) -> bool:
+    """Whether an entry of NCCL_IB_HCA means ports of this node, and none that is active."""
+    live = [
+        Device(name=device["name"], ports=[port for port in device["ports"] if port["active"]])
+        for device in fact["devices"]
+    ]
+    up = [device for device in live if device["ports"]]
+    return has_port(fact["devices"], entry) and not has_port(up, entry)
+
+
+def off(fact: Environment) -> str:
+    """Return the variable that keeps NCCL from RDMA, empty if none does.
+
+    Where NCCL_NET names a network, NCCL takes that one, whatever NCCL_IB_DISABLE says.
+    """
+    net = value(fact, "NCCL_NET").lower()
+    if net:
+        return "NCCL_NET" if net == "socket" else ""
+    return DISABLE if NOT_ZERO.match(value(fact, DISABLE)) else ""
 
 
 # ---- where ranks meet ----------------------------------------------------------------------
@@ -241,7 +294,7 @@ def meeting(node: str, facts: Mapping[str, Environment], want: Want) -> list[Ver
     found = []
     if port and port != expected:
         found.append(warn(f"MASTER_PORT={port}, launch.port is {expected}", observed=port))
-    address, master = value(facts[node], "MASTER_ADDR"), want.get("launch.master")
+    address, master = value(facts[node], MASTER), want.get("launch.master")
     if address and len(want.nodes) > 1:
         say, words = elsewhere(node, facts, master)
         if words:
@@ -252,11 +305,26 @@ def meeting(node: str, facts: Mapping[str, Environment], want: Want) -> list[Ver
     return found
 
 
+def who(node: str, facts: Mapping[str, Environment]) -> str:
+    """Return the node that MASTER_ADDR means on a node; what it says where that is none of them."""
+    means = set(facts[node]["master"])
+    if means and all(address.startswith(LOOPBACK) for address in means):
+        return node
+    named = (other for other, fact in facts.items() if means & outer(fact))
+    return next(named, value(facts[node], MASTER))
+
+
+def outer(fact: Environment) -> set[str]:
+    """Return the addresses of a node that others may reach."""
+    return {address for address in fact["addresses"] if not address.startswith(LOOPBACK)}
+
+
 def elsewhere(node: str, facts: Mapping[str, Environment], master: str) -> tuple[Any, str]:
     """Say what MASTER_ADDR means that is not the master, and how bad that is."""
     means = set(facts[node]["master"])
     if not means:
         return fail, "does not resolve here"
+    meant = who(node, facts)
     if all(address.startswith(LOOPBACK) for address in means):
         return fail, "" if node == master else "is this node itself, not the master " + master
     if (
@@ -265,9 +333,8 @@ def elsewhere(node: str, facts: Mapping[str, Environment], master: str) -> tuple
         or means & set(facts[master]["addresses"])
     ):
         return fail, ""
-    for other, fact in facts.items():
-        if means & {a for a in fact["addresses"] if not a.startswith(LOOPBACK)}:
-            return fail, f"is {other}, but the master is {master}"
+    if meant in facts:
+        return fail, f"is {meant}, but the master is {master}"
     return warn, f"is no address of the master {master}"
 
 
@@ -285,26 +352,28 @@ def doubts(fact: Environment) -> list[Verdict]:
         if words:
             fix = f"mend or remove {name} in {place(fact, name)}"
             found.append(warn(words, observed=name, fix=fix))
-    ports = active(fact["devices"])
-    if ports and off(fact):
-        name = "NCCL_NET" if value(fact, "NCCL_NET") else "NCCL_IB_DISABLE"
-        words = f"{name}={value(fact, name)} keeps NCCL on TCP, though {some(ports)} is active"
+    return [*found, *on_tcp(fact)]
+
+
+def on_tcp(fact: Environment) -> list[Verdict]:
+    """Return warnings of RDMA that is kept from use, or is not, though it seems so."""
+    found, ports, name = [], active(fact["devices"]), off(fact)
+    if ports and name:
+        be = "is" if len(ports) == 1 else "are"
+        words = f"{name}={value(fact, name)} keeps NCCL on TCP, though {some(ports)} {be} active"
         found.append(warn(words, observed=name, fix=f"remove {name} from {place(fact, name)}"))
+    disable = value(fact, DISABLE)
+    if disable and not IS_NUMBER.match(disable):
+        words = f"{DISABLE}={disable} disables nothing: NCCL reads a number, and a word is 0"
+        fix = f"set {DISABLE}=1 in {place(fact, DISABLE)}, or remove it there"
+        found.append(warn(words, observed=disable, fix=fix))
+    rule = value(fact, HCA)
+    down = [] if name or rule[:1] == "^" else entries(rule)
+    down = [entry.lstrip("=") for entry in down if is_down(fact, entry)]
+    if down:
+        words = f"{HCA} names {some(down)}, which has no active port: NCCL goes without it"
+        found.append(warn(words, observed=down, fix="see network.link", reproduce="ibstat"))
     return found
-
-
-def unread(name: str) -> str:
-    """Say that nobody reads a variable of this name; nothing if somebody may."""
-    if name in GONE:
-        since, now = GONE[name]
-        return f"NCCL {since} and newer do not read {name}" + (f", but {now}" if now else "")
-    if not name.startswith("NCCL_") or is_known(name):
-        return ""
-    import difflib  # of use on the controller only: nodes import this file too
-
-    near = difflib.get_close_matches(name, sorted(KNOWN), 1, NEAR)
-    hint = f", did you mean {near[0]}?" if near else ""
-    return f"no NCCL up to {NEWEST} reads {name}{hint}"
 
 
 CHECK = Check(

@@ -105,9 +105,25 @@ PLUGINS = (
     *("NCCL_CTRAN_", "NCCL_DXS_"),
 )
 """Beginnings of names that plugins read; nobody keeps a list of those."""
+NEAR = 0.8
+"""Of difflib's similarity: NCCL_SOCKET_IFNAM is near, a plugin's own variable is not."""
 
 
 def is_known(name: str) -> bool:
     """Whether somebody is known to read a variable."""
     listed = any(name in names for names in (KNOWN, OTHERS, OLD, GONE))
     return listed or name.startswith(PLUGINS)
+
+
+def unread(name: str) -> str:
+    """Say that nobody reads a variable of this name; nothing if somebody may."""
+    if name in GONE:
+        since, now = GONE[name]
+        return f"NCCL {since} and newer do not read {name}" + (f", but {now}" if now else "")
+    if not name.startswith("NCCL_") or is_known(name):
+        return ""
+    import difflib  # of use on the controller only: nodes import this file too
+
+    near = difflib.get_close_matches(name, sorted(KNOWN), 1, NEAR)
+    hint = f", did you mean {near[0]}?" if near else ""
+    return f"no NCCL up to {NEWEST} reads {name}{hint}"
