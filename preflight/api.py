@@ -347,6 +347,7 @@ class Check(Generic[F]):
     Exactly one of `probe` (runs on each node) and `exercise` (runs here, drives nodes), and
     exactly one of `judge` (one node alone) and `compare` (all at once).
     `args` gives a probe its arguments from what the inventory wants: JSON-able, the same for all.
+    Of an exercise it says what its facts depend on; left out: on all of `launch`.
     `explains` names checks whose failures can follow from this one's.
     """
 

@@ -87,6 +87,33 @@ def judge_check(
     return verdicts | {node: checked(one, found.get(node)) for node in values}
 
 
+def outdated(one: Loaded, was: Want, now: Want) -> str:
+    """Return why what was found for one want is no evidence for another; empty if it is.
+
+    A probe was given other arguments. An exercise that does not say what it goes by may have
+    gone by anything of the launch.
+    """
+    before = asked(one, was)
+    if before == asked(one, now):
+        return ""
+    found = []
+    for section in ("launch", "expect"):
+        old, new = getattr(was, section), getattr(now, section)
+        changes = {key: {section: old | {key: new.get(key)}} for key in {**old, **new}}
+        sections = {"launch": was.launch, "expect": was.expect}
+        keys = [k for k, new in changes.items() if asked(one, Want(**sections | new)) != before]
+        found += [f"recorded for another {section}: {', '.join(keys)}"] if keys else []
+    return "; ".join(found) or "recorded for another inventory"
+
+
+def asked(one: Loaded, want: Want) -> Any:
+    """Return all that a check's facts depend on, besides the nodes; a Verdict if `args` crashes."""
+    args = one.check.args
+    if args:
+        return guarded(one, lambda _, want: list(args(want)), None, want)
+    return [want.launch] if one.check.exercise else []
+
+
 def guarded(one: Loaded, function: Any, facts: Any, want: Want) -> Any:
     """Return what a judge says, or the verdict that it crashed."""
     try:

@@ -58,6 +58,22 @@ def validated(document: Document, model: type[M]) -> M:
     return found
 
 
+def first_problem(error: ValidationError, around: Where = ()) -> str:
+    """Return what is wrong first with a value that nobody wrote by hand, and where it is.
+
+    Args:
+        error: of its validation.
+        around: the way to the value, where it is a part of another.
+    """
+    detail = error.errors(include_url=False)[0]
+    where, words = (*around, *detail["loc"]), _words(detail, None)
+    if detail["type"] == "missing":
+        where, words = where[:-1], f"{where[-1]!r} is missing"
+    elif detail["type"] == "extra_forbidden":
+        words = "unknown key"
+    return ": ".join(filter(None, (".".join(map(str, where)), words)))
+
+
 def _blame_all(document: Document, model: type[BaseModel], error: ValidationError) -> set[Where]:
     blamed = {problem.where for problem in document.problems}
     for detail in error.errors(include_url=False):

@@ -68,4 +68,4 @@ def verdict(off_s: float, error_s: float, words: str, scope: str = "node") -> Ve
     )
 
 
-CHECK = Check(exercise=exercise, compare=compare)
+CHECK = Check(exercise=exercise, args=lambda _: (), compare=compare)

@@ -95,7 +95,7 @@ def command(source: Path | None, **given: Any) -> int:
         options.write(given["json_path"], report.to_json())
     if given["json_path"] != "-":
         manuals = {one.id: one.manual for one in plan.checks}
-        terminal.show(report, not given["no_color"], given["verbose"], manuals)
+        terminal.show(report, not given["no_color"], given["verbose"], manuals, policy.today)
     return build.EXIT_CODES[report.verdict]
 
 

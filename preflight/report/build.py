@@ -11,7 +11,7 @@ from preflight import __version__, causes
 from preflight.api import FAIL, SKIP, UNKNOWN, WARN, Want
 from preflight.catalog import Catalog, Loaded
 from preflight.inventory import Waiver
-from preflight.judge import Cell, Evidence, judge
+from preflight.judge import Cell, Evidence, judge, outdated
 from preflight.report import model
 
 EXIT_CODES = {"ready": 0, "not_ready": 1, "undetermined": 3}
@@ -54,12 +54,14 @@ def build(
     ]
     found = [cause(one) for one in causes.find(cells)]
     theirs = of_others(found, results)
+    # An expired waiver is a warning of the nodes that it was for.
+    ended = {w.node for w in waivers if policy.fail_on_warn and w.until < policy.today}
     by_node = {n: [r for r in results if r.node == n] for n in want.nodes}
     nodes = [
         model.NodeModel(
             name=name,
             address=facts.addresses.get(name, ""),
-            verdict=verdict(rows, theirs, policy),
+            verdict="not_ready" if {None, name} & ended else verdict(rows, theirs, policy),
             seconds=facts.node_seconds.get(name, 0.0),
             coverage=coverage(rows),
         )
@@ -73,6 +75,8 @@ def build(
             launch=want.launch,
             expect=want.expect,
             waivers=[waiver.model_dump(mode="json", exclude_none=True) for waiver in waivers],
+            require=sorted(policy.require),
+            skip=dict(skips),
         ),
         nodes=nodes,
         checks=[
@@ -194,23 +198,33 @@ def again(
     waivers: Sequence[Waiver],
     policy: Policy,
 ) -> model.Report:
-    """Return a report judged anew from its facts; checks that are no longer known are left out."""
-    checks = [catalog[one.id] for one in report.checks if one.id in catalog]
-    skips = dict(skips) | {
-        one.id: next(r.summary for r in report.results if r.check == one.id)
-        for one in checks
-        if one.evidence not in report.facts
-    }
+    """Return a report judged anew from its facts; all its checks are in the catalogue."""
+    checks = [catalog[one.id] for one in report.checks]
     fact_seconds: dict[str, dict[str, float]] = {}
     for row in report.results:
-        if row.check in catalog:
-            by_node = fact_seconds.setdefault(catalog[row.check].evidence, {})
-            by_node[row.node] = row.seconds
+        by_node = fact_seconds.setdefault(catalog[row.check].evidence, {})
+        by_node[row.node] = row.seconds
     facts = Facts(
         run=report.run,
         fact_seconds=fact_seconds,
-        evidence=report.facts,
+        evidence=evidence(report, checks, want, skips),
         addresses={node.name: node.address for node in report.nodes},
         node_seconds={node.name: node.seconds for node in report.nodes},
     )
     return build(checks, facts, want, skips, waivers, policy)
+
+
+def evidence(
+    report: model.Report, checks: Sequence[Loaded], want: Want, skips: Mapping[str, str]
+) -> Evidence:
+    """Return a report's facts; where there are none for this want, the problem that says so."""
+    was = Want(report.want.launch, report.want.expect, want.nodes)
+    facts = dict(report.facts)
+    for one in checks:
+        why = outdated(one, was, want)
+        if one.id in report.want.skip and one.evidence not in report.facts:
+            why = f"skipped when it was recorded: {report.want.skip[one.id]}"
+        if why and one.id not in skips:
+            problem = {"problem": {"kind": "unobservable", "message": why}}
+            facts[one.evidence] = dict.fromkeys(want.nodes, problem)
+    return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -134,7 +135,7 @@ def remedy(page: Page, fix: str, where: str) -> None:
         page.wrap(fix, "fix:")
 
 
-def waived(page: Page, report: Report) -> None:
+def waived(page: Page, report: Report, today: dt.date) -> None:
     """Write the failures that someone answers for, and the waivers that have ended."""
     rows = [r for r in report.results if r.waived]
     if rows:
@@ -143,23 +144,28 @@ def waived(page: Page, report: Report) -> None:
         page.heading(BULLET, out_of([r.node for r in same], len(report.nodes)), said, check)
         if waiver:
             page.wrap(f"until {waiver.until} by {waiver.owner}: {waiver.reason}")
-    over = [w for w in report.want.waivers if str(w.get("until")) < report.run.started_at[:10]]
+    over = report.want.expired(today)
     if over:
-        page.title("expired waivers, which waive nothing")
+        strict = ", and count as failures in this run" if warnings_count(report) else ""
+        page.title("expired waivers, which waive nothing" + strict)
     for w in over:
         who = w.get("node") or f"all {len(report.nodes)} nodes"
-        said = f"until {w.get('until')} by {w.get('owner')}: {w.get('reason')}"
-        page.heading(BULLET, str(who), said, str(w.get("check")))
+        page.heading(BULLET, who, "until {until} by {owner}: {reason}".format(**w), w["check"])
 
 
 def warnings(page: Page, report: Report, verbose: bool) -> None:
     """Write the warnings."""
     rows = [r for r in report.results if r.status == WARN]
-    failing = {r.node for r in report.results if r.status == FAIL and not r.waived}
-    strict = any(n.verdict == "not_ready" and n.name not in failing for n in report.nodes)
     if rows:
-        page.title("warnings, which count as failures in this run" if strict else "warnings")
+        strict = ", which count as failures in this run" if warnings_count(report) else ""
+        page.title("warnings" + strict)
         notes(page, rows, report, verbose)
+
+
+def warnings_count(report: Report) -> bool:
+    """Whether a node is not ready for a warning alone."""
+    failing = {r.node for r in report.results if r.status == FAIL and not r.waived}
+    return any(n.verdict == "not_ready" and n.name not in failing for n in report.nodes)
 
 
 def unknowns(page: Page, report: Report, verbose: bool) -> None:

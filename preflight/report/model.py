@@ -6,22 +6,30 @@ Reading a report and writing it again gives the same bytes.
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json, to_json
 
 from preflight.errors import ConfigError
+from preflight.inventory import Launch, Waiver
+from preflight.judge import REACH
+from preflight.wording import first_problem
 
 Status = Literal["pass", "skip", "warn", "unknown", "fail"]
 RunVerdict = Literal["ready", "not_ready", "undetermined"]
 SCHEMA: Literal["preflight.report/1"] = "preflight.report/1"
+PROBLEM = ("kind", "message")
+"""What every problem says, in the place of a value."""
 
 
 class Model(BaseModel):
     """Frozen; unknown keys are errors, since they would be lost on writing."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Tool(Model):
@@ -48,6 +56,14 @@ class WantModel(Model):
     launch: dict[str, Any]
     expect: dict[str, Any]
     waivers: list[dict[str, Any]]
+    require: list[str]
+    """Ids of checks that must say something."""
+    skip: dict[str, str]
+    """Reasons by id of the checks that were not to run."""
+
+    def expired(self, today: dt.date) -> list[dict[str, Any]]:
+        """Return the waivers that have ended."""
+        return [one for one in self.waivers if dt.date.fromisoformat(one["until"]) < today]
 
 
 class Coverage(Model):
@@ -137,16 +153,78 @@ class Report(Model):
 
 
 def read(path: Path) -> Report:
-    """Read a report.
+    """Read a report from anywhere.
 
     Raises:
-        ConfigError: it cannot be read, or is no report of this schema.
+        ConfigError: it cannot be read, is no report of this schema, or contradicts itself.
     """
     try:
-        return Report.model_validate_json(path.read_bytes())
+        report = Report.model_validate(from_json(path.read_bytes(), allow_inf_nan=False))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"{path}: {str(error.strerror).lower()}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "it"
-        raise ConfigError(f"{path}: not a {SCHEMA} report: {where}: {first['msg']}") from error
+        raise ConfigError(f"{path}: not a {SCHEMA} report: {first_problem(error)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a {SCHEMA} report: not JSON: {error}") from error
+    for flaw in flaws(report):
+        raise ConfigError(f"{path}: {flaw}")
+    return report
+
+
+def flaws(report: Report) -> Iterator[str]:
+    """Yield what is wrong with a report that has the right shape."""
+    nodes, checks = [node.name for node in report.nodes], [check.id for check in report.checks]
+    yield from unlike("nodes", nodes)
+    yield from unlike("checks", checks)
+    cells = Counter((row.check, row.node) for row in report.results)
+    wanted = {(check, node): 1 for check in checks for node in nodes}
+    for check, node in [*wanted, *cells]:
+        count, right = cells[check, node], wanted.get((check, node), 0)
+        if count != right:
+            yield f"results: {count} of {check!r} on {node!r}, there must be {right}"
+    yield from flaws_of_want(report.want)
+    for key, by_node in report.facts.items():
+        for node, fact in by_node.items():
+            if not is_fact(fact):
+                yield f"facts.{key}.{node}: neither a value nor a problem"
+            elif key == REACH and not is_login(fact):
+                yield f"facts.{key}.{node}: does not say whether the node was reached"
+
+
+def unlike(key: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with names that must be there, each once."""
+    if not names:
+        yield f"{key}: is empty; it needs at least one"
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield f"{key}: {name!r} is there {count} times"
+
+
+def flaws_of_want(want: WantModel) -> Iterator[str]:
+    """Yield what no inventory can have said."""
+    yield from flaws_of(want.launch, Launch, "want", "launch")
+    for place, waiver in enumerate(want.waivers):
+        yield from flaws_of(waiver, Waiver, "want", "waivers", place)
+
+
+def flaws_of(value: Any, kind: type[BaseModel], *where: str | int) -> Iterator[str]:
+    """Yield what is wrong with a part of an inventory."""
+    try:
+        # as JSON, pydantic's strict mode takes text for a date
+        kind.model_validate_json(to_json(value), strict=True)
+    except ValidationError as error:
+        yield first_problem(error, where)
+
+
+def is_fact(fact: Mapping[str, Any]) -> bool:
+    """Whether it is what a probe or an exercise gives: a value, or a problem."""
+    if set(fact) != {"problem"}:
+        return set(fact) == {"value"}
+    problem = fact["problem"]
+    return isinstance(problem, dict) and all(isinstance(problem.get(k), str) for k in PROBLEM)
+
+
+def is_login(fact: Mapping[str, Any]) -> bool:
+    """Whether it says if the node was reached, on which the judging of everything else rests."""
+    value = fact.get("value", {"reached": False})
+    return isinstance(value, dict) and isinstance(value.get("reached"), bool)

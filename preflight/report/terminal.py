@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,12 +32,14 @@ MOST_OF_VERDICT = 2000
 """Characters: the ready nodes are what people copy."""
 
 
-def show(report: Report, color: bool, verbose: bool, manuals: Mapping[str, Manual]) -> None:
+def show(
+    report: Report, color: bool, verbose: bool, manuals: Mapping[str, Manual], today: dt.date
+) -> None:
     """Print it; `manuals` by check id say why a check matters."""
     # Asks for the width of standard output alone, and takes 80 where that is no terminal.
     width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     console = Console(color_system="auto" if color else None, highlight=False)
-    text = render(report, width, verbose, manuals, console.encoding)
+    text = render(report, width, verbose, manuals, today, console.encoding)
     # Not printed by rich: it exits with the code of `not ready` when the reader goes away.
     with console.capture() as capture:
         console.print(text, soft_wrap=True)
@@ -49,17 +52,18 @@ def render(
     width: int,
     verbose: bool,
     manuals: Mapping[str, Manual],
+    today: dt.date,
     encoding: str = "utf-8",
 ) -> Text:
     """Return the report's lines, none wider than `width` but for commands to copy."""
     page = Page(width, encoding)
     header(page, report)
     page.blank()
-    verdict(page, report)
+    verdict(page, report, today)
     causes(page, report, manuals, verbose)
     unknowns(page, report, verbose)
     warnings(page, report, verbose)
-    waived(page, report)
+    waived(page, report, today)
     matrix(page, report)
     coverage(page, report)
     if verbose:
@@ -81,11 +85,14 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def verdict(page: Page, report: Report) -> None:
+def verdict(page: Page, report: Report, today: dt.date) -> None:
     """Write the verdict, and of how many and which nodes it is the other way."""
     title, style = TITLES[report.verdict]
-    text = "; ".join(one_node(report) if len(report.nodes) == 1 else many_nodes(report))
-    page.wrap(text, title + " ", indent=0, label_style=style, most=MOST_OF_VERDICT)
+    parts = one_node(report) if len(report.nodes) == 1 else many_nodes(report)
+    ended = len(report.want.expired(today))
+    if ended:
+        parts.append(f"{ended} waiver{'s have' if ended > 1 else ' has'} expired")
+    page.wrap("; ".join(parts), title + " ", indent=0, label_style=style, most=MOST_OF_VERDICT)
 
 
 def one_node(report: Report) -> list[str]:

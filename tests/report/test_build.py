@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +96,27 @@ def test_who_only_suffers_from_another_node_is_ready(tmp_path: Path, waived: boo
     assert verdicts(found) == ("not_ready", expected)
 
 
+@pytest.mark.parametrize(
+    ("node", "days", "strict", "verdict", "of_nodes"),
+    [
+        ("a", 1, False, "ready", ["ready", "ready"]),
+        ("a", 1, True, "not_ready", ["not_ready", "ready"]),
+        (None, 1, True, "not_ready", ["not_ready", "not_ready"]),
+        ("z", 1, True, "ready", ["ready", "ready"]),
+        (None, 0, True, "ready", ["ready", "ready"]),
+    ],
+)
+def test_an_expired_waiver_is_a_warning(
+    tmp_path: Path, node: str | None, days: int, strict: bool, verdict: str, of_nodes: list[str]
+) -> None:
+    one = simple(tmp_path, "site.one")
+    until = TODAY - dt.timedelta(days)
+    waiver = Waiver(check="site.two", node=node, until=until, owner="ops", reason="RMA")
+    facts = {"site.one": {"a": ["pass", "x"], "b": ["pass", "x"]}}
+    found = report([one], facts, waivers=[waiver], today=TODAY, fail_on_warn=strict)
+    assert verdicts(found) == (verdict, dict(zip("ab", of_nodes, strict=True)))
+
+
 def test_seconds_and_coverage_are_those_measured(tmp_path: Path) -> None:
     one, two = simple(tmp_path, "site.one"), simple(tmp_path, "site.two")
     found = report([one, two], {"site.one": {"a": ["pass", "x"]}}, skips={"site.two": "not here"})
@@ -114,22 +137,107 @@ def test_reading_and_writing_gives_the_same_bytes(tmp_path: Path) -> None:
     assert model.read(path).to_json() == text
 
 
+RUN = {
+    "id": "1",
+    "started_at": "2026-11-30T03:15:22Z",
+    "seconds": 1.5,
+    "level": "quick",
+    "inventory": None,
+    "cluster": "c",
+}
+NODE = {
+    "name": "a",
+    "address": "",
+    "verdict": "ready",
+    "seconds": 1,
+    "coverage": {"ran": 1, "skipped": 0},
+}
+SMALL: dict[str, Any] = {
+    "schema": "preflight.report/1",
+    "tool": {"name": "preflight", "version": "0"},
+    "run": RUN,
+    "verdict": "ready",
+    "want": {"launch": {}, "expect": {}, "waivers": [], "require": [], "skip": {}},
+    "nodes": [NODE],
+    "checks": [{"id": "access.ssh", "claim": "It holds", "level": "quick"}],
+    "results": [{"check": "access.ssh", "node": "a", "status": "pass", "summary": "x"}],
+    "causes": [],
+    "facts": {"access.ssh": {"a": {"value": {"reached": True}}}},
+}
+ROW = SMALL["results"][0]
+WAIVER = {"check": "access.ssh", "until": "2026-12-31", "owner": "ops", "reason": "RMA"}
+
+
+def test_the_least_of_a_report(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(SMALL))
+    assert model.read(path).facts == SMALL["facts"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "it: Invalid JSON"),
-        ("{}", "tool: Field required"),
-        ("[1]", "it: Input should be an object"),
+        ("", "not JSON: EOF while parsing a value at line 1 column 0"),
+        (json.dumps(SMALL)[:100], "not JSON: EOF while parsing a string at line 1 column 100"),
+        ('{"seconds": NaN}', "not JSON: expected value at line 1 column 13"),
+        ("{}", "'tool' is missing"),
+        ("[1]", "this is a list, a mapping is wanted"),
+        (json.dumps(SMALL | {"nodes": 5}), "nodes: 5 is a number, a list is wanted; write [5]"),
+        (json.dumps(SMALL | {"node": []}), "node: unknown key"),
+        (json.dumps(SMALL | {"run": RUN | {"level": "deeper"}}),
+         "run.level: 'deeper' is not 'quick', 'standard' or 'deep'"),
+        (json.dumps(SMALL | {"run": RUN | {"seconds": 0}}).replace('"seconds": 0', '"seconds": 1e999'),
+         "run.seconds: Infinity: input should be a finite number"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_report(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         model.read(path)
-    assert str(caught.value).startswith(f"{path}: not a preflight.report/1 report: {words}")
+    assert str(caught.value) == f"{path}: not a preflight.report/1 report: {words}"
+
+
+def want(**more: Any) -> dict[str, Any]:
+    return {"want": SMALL["want"] | more}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"nodes": []}, "nodes: is empty; it needs at least one"),
+        ({"nodes": [NODE, NODE]}, "nodes: 'a' is there 2 times"),
+        ({"checks": []}, "checks: is empty; it needs at least one"),
+        ({"results": []}, "results: 0 of 'access.ssh' on 'a', there must be 1"),
+        ({"results": [], "facts": {}}, "results: 0 of 'access.ssh' on 'a', there must be 1"),
+        ({"results": [ROW, ROW]}, "results: 2 of 'access.ssh' on 'a', there must be 1"),
+        ({"results": [ROW, {**ROW, "node": "b"}]},
+         "results: 1 of 'access.ssh' on 'b', there must be 0"),
+        (want(waivers=[{**WAIVER, "until": 5}]),
+         "want.waivers.0.until: 5 is not a date; write it as 2026-12-31"),
+        (want(waivers=[WAIVER, {"check": "access.ssh"}]), "want.waivers.1: 'until' is missing"),
+        (want(waivers=[{**WAIVER, "until": "soon"}]),
+         "want.waivers.0.until: 'soon' is not a date; write it as 2026-12-31"),
+        (want(launch={"port": "x"}), "want.launch.port: 'x' is text, a whole number is wanted"),
+        ({"facts": {"access.ssh": {"a": {"value": 5}}}},
+         "facts.access.ssh.a: does not say whether the node was reached"),
+        ({"facts": {"access.ssh": {"a": {"value": {"reached": 1}}}}},
+         "facts.access.ssh.a: does not say whether the node was reached"),
+        ({"facts": {"m:f": {"a": {}}}}, "facts.m:f.a: neither a value nor a problem"),
+        ({"facts": {"m:f": {"a": {"problem": {"kind": "bug"}}}}},
+         "facts.m:f.a: neither a value nor a problem"),
+    ],
+)  # fmt: skip
+def test_a_report_that_no_run_wrote(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(SMALL | change))
+    with pytest.raises(ConfigError) as caught:
+        model.read(path)
+    assert str(caught.value) == f"{path}: {words}"
 
 
 def test_a_report_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        model.read(tmp_path / "none.json")
+    path = tmp_path / "none.json"
+    with pytest.raises(ConfigError) as caught:
+        model.read(path)
+    assert str(caught.value) == f"{path}: no such file or directory"

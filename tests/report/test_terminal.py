@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import pty
 import re
@@ -18,6 +19,7 @@ from preflight.report.build import Policy
 from preflight.report.terminal import render
 from tests.report.made import EIGHT, MANUALS, SITUATIONS, Grid, gpus, hundreds, mtu, ready, waived
 
+TODAY = dt.date(2026, 11, 30)
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]
 COMMAND = "mount -t nfs4 -o rw,hard,vers=4.2,nconnect=8,rsize=1048576,wsize=1048576 nas01"
@@ -26,7 +28,7 @@ HOSTILE_SHOWN = HOSTILE.encode("unicode_escape").decode()
 
 
 def lines(report: model.Report, width: int = 80, verbose: bool = False) -> list[str]:
-    return render(report, width, verbose, MANUALS).plain.split("\n")
+    return render(report, width, verbose, MANUALS, TODAY).plain.split("\n")
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -99,7 +101,7 @@ def test_what_a_node_says_is_text() -> None:
     grid.say("host.limits", ["gpu06"], SKIP, HOSTILE)
     report = grid.report(cluster=HOSTILE)
     for verbose in (False, True):
-        text = render(report, 4000, verbose, MANUALS)
+        text = render(report, 4000, verbose, MANUALS, TODAY)
         assert [c for c in text.plain if not c.isprintable() and c != "\n"] == []
         assert text.plain.count(HOSTILE_SHOWN) == (10 if verbose else 5)
         assert {str(span.style) for span in text.spans} <= {
@@ -133,7 +135,7 @@ def test_wide_characters_count_twice() -> None:
 def test_an_output_without_unicode_gets_escapes() -> None:
     grid = Grid(EIGHT)
     grid.say("host.shm", ["gpu04"], WARN, "caf\xe9 \u6f22")
-    text = render(grid.report(), 80, False, MANUALS, "ascii").plain
+    text = render(grid.report(), 80, False, MANUALS, TODAY, "ascii").plain
     assert "-  gpu04  caf\\xe9 \\u6f22" in text
     assert text.isascii()
 
@@ -228,10 +230,12 @@ def test_the_grid_of_many_groups_is_two_tables() -> None:
 
 
 SHOW = """
+import datetime as dt
 import sys
 from preflight.report.terminal import show
 from tests.report.made import MANUALS, SITUATIONS
-show(SITUATIONS[sys.argv[1]](), sys.argv[2] == "color", False, MANUALS)
+today = dt.date(2026, 11, 30)
+show(SITUATIONS[sys.argv[1]](), sys.argv[2] == "color", False, MANUALS, today)
 """
 
 
