@@ -6,6 +6,7 @@ Beside `transport/ssh.py` the only place that imports paramiko.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import IO, cast
 
 import paramiko
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from paramiko.common import (
     AUTH_FAILED,
     AUTH_SUCCESSFUL,
@@ -135,3 +138,13 @@ class _Door(paramiko.ServerInterface):
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         self._start(channel, command.decode())
         return True
+
+
+def new_key() -> tuple[paramiko.PKey, str]:
+    """Return a new key, and the text of its file."""
+    text = (
+        Ed25519PrivateKey.generate()
+        .private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        .decode()
+    )
+    return paramiko.Ed25519Key(file_obj=io.StringIO(text)), text

@@ -1,0 +1,129 @@
+"""`preflight demo`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from preflight.cli import run
+from preflight.demo import cluster
+from preflight.demo.nodes import FAULTS, nodes
+from preflight.errors import ConfigError, PreflightError
+from preflight.node_names import address_problem
+from preflight.recording import Recording, load
+from preflight.report.folding import folded
+from preflight.report.model import Report, read
+
+FOLDER = "preflight-demo"
+BEFORE = """\
+{count} simulated nodes, {names}. Logins, agents and checks are real, over SSH
+to 127.0.0.1; what a machine answers comes from a recording, and so does what
+the nodes say to each other: nothing is sent between them.
+
+$ preflight run {inventory}
+"""
+AFTER = """
+The nodes above are simulated. Three of them had a fault put in, each was found:
+{faults}
+
+By hand, in two terminals:
+  preflight demo --serve{folder}
+  preflight run {inventory}
+On nodes of your own:
+  preflight run --hosts 'gpu[01-08]'"""
+SERVING = """\
+{count} simulated nodes, {names}, are up on 127.0.0.1 until Ctrl-C.
+In another terminal:
+  preflight run {inventory}"""
+
+
+@click.command(name="demo")
+@click.argument("recordings", metavar="[RECORDING]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=FOLDER,
+    show_default=True,
+    metavar="FOLDER",
+    help="For inventory and keys, which stay.",
+)
+@click.option("--serve", is_flag=True, help="Only keep the nodes up, until Ctrl-C.")
+def command(recordings: tuple[Path, ...], folder: Path, serve: bool) -> int:
+    """Check six simulated nodes, of which three have a fault.
+
+    With RECORDINGs of your own, as `preflight record` writes them, these are the nodes, each named
+    as its file.
+
+    Exit codes: 0 the three faults were found; of your own recordings, as `preflight run` has it.
+    """
+    machines = own(recordings) if recordings else nodes()
+    with cluster.up(folder, machines) as inventory:
+        words = {
+            "count": len(machines),
+            "names": folded(machines),
+            "inventory": shlex.quote(str(inventory)),
+        }
+        if serve:
+            click.echo(SERVING.format(**words))
+            wait()
+            return 0
+        click.echo(BEFORE.format(**words))
+        code, report = checked(inventory)
+    if recordings:
+        click.echo("\nThe nodes above are simulated.")
+        return code
+    see_found(report)
+    lines = [f"  {node}  {fault.words}" for node, fault in FAULTS.items()]
+    other = "" if folder == Path(FOLDER) else f" --folder {shlex.quote(str(folder))}"
+    click.echo(AFTER.format(faults="\n".join(lines), folder=other, **words))
+    return 0
+
+
+def own(paths: Sequence[Path]) -> dict[str, Recording]:
+    """Return the user's recordings by the names of their nodes.
+
+    Raises:
+        ConfigError: one is no recording, or two have one name.
+    """
+    found: dict[str, Recording] = {}
+    for path in paths:
+        if problem := address_problem(path.stem):
+            raise ConfigError(f"{path}: the file's name is the node's: {problem}")
+        if path.stem in found:
+            raise ConfigError(f"{path}: another recording is called {path.stem!r} too; rename one")
+        found[path.stem] = load(path)
+    return found
+
+
+def wait() -> None:
+    """Wait for Ctrl-C, or for SIGTERM, which is how others say the same."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+def checked(inventory: Path) -> tuple[int, Report]:
+    """Do what the printed command does; return its exit code and report."""
+    with tempfile.TemporaryDirectory(prefix="preflight-demo-") as made:
+        path = Path(made, "report.json")
+        words = ["--json", str(path), "--", str(inventory)]
+        code = run.command.main(words, prog_name="preflight run", standalone_mode=False)
+        return code, read(path)
+
+
+def see_found(report: Report) -> None:
+    """See that the run told the three faults, and nothing else.
+
+    Raises:
+        PreflightError: it did not.
+    """
+    found = {(*cause.nodes, cause.check) for cause in report.causes}
+    if found != {(node, fault.check) for node, fault in FAULTS.items()}:
+        raise PreflightError("the demo did not show the faults that it put in: please report this")
