@@ -152,9 +152,7 @@ def load(dirs: Sequence[Path] = ()) -> Catalog:
     """
     found: dict[str, Loaded] = {}
     for folder in [builtin_folder(), *plugin_folders(), *dirs]:
-        if not folder.is_dir():
-            raise ConfigError(f"{folder}: no such folder of checks")
-        for path in sorted(folder.glob("*/*.py")):
+        for path in files(folder):
             one = load_file(path)
             if one.id in found:
                 raise ConfigError(f"{path}: the id {one.id} is taken by {found[one.id].path}")
@@ -167,6 +165,20 @@ def load(dirs: Sequence[Path] = ()) -> Catalog:
                 raise ConfigError(f"{one.path}: expect.{expect.key} is claimed by {other} too")
     see_no_circle(found)
     return Catalog(found.values())
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the check files of a folder.
+
+    Raises:
+        ConfigError: there is none: whoever named it believes that it is checked.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder of checks")
+    found = sorted(folder.glob("*/*.py"))
+    if not found:
+        raise ConfigError(f"{folder}: no check in it; a check is a file like network/mtu.py there")
+    return found
 
 
 def see_no_circle(found: Mapping[str, Loaded]) -> None:
@@ -206,8 +218,8 @@ def load_file(path: Path) -> Loaded:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a check file is foreign code: whatever it raises is its row
-        line = next((f":{e.lineno}" for e in [error] if isinstance(e, SyntaxError)), "")
+    except (Exception, SystemExit) as error:  # foreign code: whatever it raises is its row
+        line = f":{n}" if (n := getattr(error, "lineno", None)) else ""
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path}{line}: does not import: {what}") from error
     check = getattr(module, "CHECK", None)

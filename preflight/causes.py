@@ -51,34 +51,51 @@ def fix_of(cell: Cell) -> str:
 def find(cells: Sequence[Cell]) -> list[Cause]:
     """Return the causes of all failing cells, that which explains most first."""
     failing = [cell for cell in cells if cell.failed]
-    roots = [c for c in failing if not any(explains(other, c) for other in failing)]
-    causes = merged(roots)
-    for cell in failing:
-        if cell not in roots:
-            owner = origin(cell, failing, roots)
-            cause = next(c for c in causes if owner in c.cells)
-            cause.explains.append(cell)
+    origins = explained_by(failing)
+    causes = merged(cell for cell, origin in zip(failing, origins, strict=True) if origin is None)
+    owners = {id(cell): cause for cause in causes for cell in cause.cells}
+    for cell, origin in zip(failing, origins, strict=True):
+        if origin is not None:
+            # to the start of the chain; the catalogue admits no circles
+            while (before := origins[origin]) is not None:
+                origin = before
+            owners[id(failing[origin])].explains.append(cell)
     # Equal ones stay in the order of the checks, which goes from the ground up.
     return sorted(causes, key=lambda cause: -(len(cause.explains) + len(cause.cells)))
 
 
-def explains(cause: Cell, effect: Cell) -> bool:
-    """Whether one failing cell accounts for another."""
-    if effect.check.id not in cause.check.check.explains or cause.check.id == effect.check.id:
-        return False
-    return cause.verdict.scope == "cluster" or bool(about(cause) & about(effect))
+def explained_by(failing: Sequence[Cell]) -> list[int | None]:
+    """Return for each failing cell which of them is the first that accounts for it, if any.
+
+    Looked up and not compared each with each: there may be thousands.
+    """
+    first: dict[tuple[str, str | None], int] = {}  # by check and node; None is everywhere
+    for number, cell in enumerate(failing):
+        places = [None] if cell.verdict.scope == "cluster" else about(cell)
+        for place in places:
+            first.setdefault((cell.check.id, place), number)
+    checks = {cell.check.id: cell.check.check for cell in failing}
+    sources = {
+        effect: [i for i, check in checks.items() if effect in check.explains and i != effect]
+        for effect in checks
+    }
+    return [
+        min(
+            (
+                first[source, place]
+                for source in sources[cell.check.id]
+                for place in (None, *about(cell))
+                if (source, place) in first
+            ),
+            default=None,
+        )
+        for cell in failing
+    ]
 
 
 def about(cell: Cell) -> set[str]:
     """Return the nodes that a cell is about."""
     return {cell.node, *cell.verdict.peers}
-
-
-def origin(cell: Cell, failing: Sequence[Cell], roots: Sequence[Cell]) -> Cell:
-    """Return the unexplained cell at the start of the chain; the catalogue admits no circles."""
-    while cell not in roots:
-        cell = next(other for other in failing if explains(other, cell))
-    return cell
 
 
 def merged(roots: Iterable[Cell]) -> list[Cause]:

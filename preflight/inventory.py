@@ -18,7 +18,7 @@ from preflight.api import Expect
 from preflight.json_schema import editor_schema
 from preflight.node_names import MAX_NODES, address_problem, is_range, names
 from preflight.secrecy import masked
-from preflight.values import Day, Fanout, Jump, Model, Number, Port, Seconds, Text
+from preflight.values import Amount, Day, Fanout, Jump, Model, Number, Port, Seconds, Text
 from preflight.wording import validated
 from preflight.yaml_lines import Document, Where, nearest, parse, read_text, shown
 
@@ -119,7 +119,7 @@ class Checks(Model):
     dirs: tuple[Path, ...] = ()
     """Folders with checks of your own; a relative path begins at the inventory's folder."""
     require: tuple[Text, ...] = ()
-    """Checks that must not be skipped: unless they pass, the cluster is not ready."""
+    """Checks that must say something: where one is skipped, the node is undetermined."""
 
 
 class Cluster(Model):
@@ -302,7 +302,7 @@ def _kind(name: str, expect: Expect) -> Any:
         return list[inside or str]  # type: ignore[misc]
     if expect.type is dict:
         return inside or dict[str, Any]
-    return Number if expect.type is float else expect.type
+    return {float: Number, int: Amount}.get(expect.type, expect.type)
 
 
 def _unify(value: dict[str, Any], written: dict[Where, str]) -> None:

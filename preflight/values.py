@@ -17,6 +17,9 @@ _HOP = r"(?:ssh://)?(?:[^@\s,]+@)?(?:[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+
 def _jump(text: str) -> str:
     if not re.fullmatch(rf"{_HOP}(?:,{_HOP})*", text):
         raise ValueError(f"{shown(text)} is not [user@]host[:port]")
+    for port in re.findall(r":([0-9]+)(?:,|$)", text):
+        if not 0 < int(port) < 65536:
+            raise ValueError(f"{shown(text)}: port {port} is not from 1 to 65535")
     return text
 
 
@@ -41,7 +44,8 @@ Fanout = Annotated[int, Field(ge=1, le=1024)]
 Jump = Annotated[str, AfterValidator(_jump)]
 Day = Annotated[dt.date, BeforeValidator(_day)]
 Text = Annotated[str, Field(min_length=1)]
-Number = Annotated[float, WrapValidator(_as_written)]
+Amount = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(ge=0), WrapValidator(_as_written)]
 """A whole number stays one: `100 Gb/s`, not `100.0 Gb/s`."""
 
 

@@ -7,7 +7,7 @@ Facts: offset_s of the node's clock to the controller's, error_s around it. Meas
     round trip of the open session, the shortest of three; half of it is subtracted.
 Source: the session's frames. Judged against the median of the nodes, so a controller whose clock is
     wrong blames nobody.
-Fix: chronyc makestep, or timedatectl set-ntp true; see why the time service does not run.
+Fix: `chronyc makestep`, or `timedatectl set-ntp true`; see why the time service does not run.
 """
 
 from __future__ import annotations

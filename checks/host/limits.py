@@ -34,7 +34,7 @@ FILES_LEAST = 1024
 PROCESSES_LEAST = 4096
 """RHEL's own default for users (20-nproc.conf): 8 ranks, their loaders and thread pools fit."""
 CAP_IPC_LOCK = 14
-RAISE = "ulimit -n $(ulimit -Hn) in the job script, or nofile in /etc/security/limits.conf"
+RAISE = "`ulimit -n $(ulimit -Hn)` in the job script, or nofile in /etc/security/limits.conf"
 MUCH_LESS = 2
 """Times less than most nodes. Defaults follow the amount of memory, so they differ a little."""
 
@@ -102,7 +102,7 @@ def memlock(fact: Limits, want: Want) -> Verdict | None:
         observed=soft,
         expected=needed,
         fix="set `* - memlock unlimited` in /etc/security/limits.conf and log in again; for Slurm"
-        " LimitMEMLOCK=infinity in slurmd.service",
+        " `LimitMEMLOCK=infinity` in slurmd.service",
         reproduce="ulimit -l",
     )
 

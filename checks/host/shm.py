@@ -6,7 +6,7 @@ Facts: type of the file system, size and free (bytes), mode (octal, 1777 is righ
     there is no /dev/shm; nccl: count, bytes and age_s (of the oldest) of files named nccl-*;
     gpus: device files of GPUs.
 Source: /proc/self/mountinfo, statvfs(3) and stat(2), /dev/nvidia<N>.
-Fix: mount -o remount,size=50% /dev/shm; for a container --shm-size=16g, or --ipc=host.
+Fix: `mount -o remount,size=50% /dev/shm`; for a container `--shm-size=16g` or `--ipc=host`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def full(size: int, free: int, facts: Shm, want: Want) -> Verdict | None:
         f"{PATH} is full: {written(free)} of {written(size)} free" + held(left),
         observed=free,
         expected=must,
-        fix=f"see who uses it (fuser -v {PATH}/*); when no job runs here: rm -f {PATH}/nccl-*",
+        fix=f"see who uses it: `fuser -v {PATH}/*`; when no job runs here, `rm -f {PATH}/nccl-*`",
         reproduce=f"df -h {PATH}; ls -l {PATH}",
     )
 
@@ -157,7 +157,7 @@ def stale(size: int, left: Left) -> Verdict | None:
     return warn(
         f"{PATH} holds what jobs left behind{held(left)}",
         observed=left["count"],
-        fix=f"when no job runs here: rm -f {PATH}/nccl-*",
+        fix=f"when no job runs here, `rm -f {PATH}/nccl-*`",
         reproduce=f"ls -l {PATH}",
     )
 

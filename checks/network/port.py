@@ -53,7 +53,8 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Reach]:
     reach = {node: blank(master, port) for node in fleet.nodes}
     if master not in reach:
         for fact in reach.values():
-            fact["problem"] = f"the master {master} was not reached"
+            out = "was not reached" if master in want.nodes else "is left out of this run"
+            fact["problem"] = f"the master {master} {out}"
         return reach
     network = fleet.call(master, interfaces, *wanted(want))
     address = network.value["data_plane"]["address"] if network.value else ""
@@ -224,8 +225,8 @@ def written(address: str) -> str:
 
 CHECK = Check(
     exercise=exercise,
-    compare=compare,
     args=lambda want: (want.get("launch.master"), want.get("launch.port"), *wanted(want)),
+    compare=compare,
     level="standard",
     explains=("collective.all_reduce", "collective.pairs"),
 )

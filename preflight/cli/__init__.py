@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 import tempfile
 import traceback
@@ -13,14 +15,32 @@ import click
 from preflight import __version__
 from preflight.errors import ConfigError, PreflightError, printable
 
-COMMANDS = {
-    "run": "Say whether the nodes of an inventory can train together.",
-    "checks": "List the checks.",
-    "explain": "Print a check's manual page.",
-    "judge": "Judge the facts of a report again; no node is touched.",
-    "schema": "Print the JSON Schema of inventory or report.",
+HELP = {
+    "Before launch": {
+        "init": "Write an inventory from host names, a host file, a Slurm job or Ansible.",
+        "run": "Say whether the nodes of an inventory can train together, and what is wrong.",
+    },
+    "At launch": {
+        "run": "In a job's prologue: exit code 0 is ready, 1 is not. --require ID to insist.",
+    },
+    "After a hang": {
+        "run": "On the nodes of the job that died: --nodes 'gpu[03,07]'.",
+        "judge": "Judge the facts of an earlier report again; no node is touched.",
+    },
+    "To know and to extend": {
+        "demo": "See it at work on six simulated nodes with three faults.",
+        "checks": "List the checks.",
+        "explain": "Print a check's manual page.",
+        "record": "Record what a node answers, for a test case or a bug report.",
+        "schema": "Print the JSON Schema of inventory or report.",
+        "completion": "Print the line that switches on completion in your shell.",
+    },
 }
-"""Name and help of each; the help stands here so that `--help` need not import them all."""
+"""What each command is for, by the moment of it.
+
+It stands here and not in the commands so that `--help` need not import them all.
+"""
+COMMANDS = tuple(dict.fromkeys(name for part in HELP.values() for name in part))
 USAGE, INTERNAL, INTERRUPTED = 2, 3, 130
 
 
@@ -29,7 +49,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names, in the order of a user's day."""
-        return list(COMMANDS)
+        return [*COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return one command."""
@@ -42,8 +62,10 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for moment, commands in HELP.items():
+            with formatter.section(moment):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,21 +78,21 @@ def main() -> NoReturn:
     """Run the command line and exit."""
     try:
         sys.exit(group.main(standalone_mode=False) or 0)
-    except click.exceptions.Abort:
-        leave("interrupted", INTERRUPTED)
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         leave("interrupted", INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(USAGE)
-    except ConfigError as error:
-        leave(f"preflight: {printable(str(error))}", USAGE)
     except PreflightError as error:
-        leave(f"preflight: {printable(str(error))}", INTERNAL)
+        code = USAGE if isinstance(error, ConfigError) else INTERNAL
+        leave(f"preflight: {printable(str(error))}", code)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()
         sys.exit(INTERNAL)
-    except Exception:  # noqa: BLE001 - our own bug: versions and traceback in a file, fit to attach to an issue
+    except Exception as error:  # noqa: BLE001 - our own bug: versions and traceback in a file, fit to attach to an issue
+        if getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second try at exit
+            leave(f"preflight: cannot write the output: {os.strerror(errno.ENOSPC)}", INTERNAL)
         leave(f"preflight: internal error; please report it with {saved_trace()}", INTERNAL)
 
 

@@ -48,22 +48,23 @@ def command(
 
     No node is touched. Exit codes are those of `run`.
     """
+    options.see_writable(json_path)
     old = model.read(report_path)
     known, cluster = options.loaded(source, dirs)
     see_all_known(report_path, old, known)
-    required = {i for word in require for i in known.match(word, "--require")}
+    required = options.words("--require", require, known)
     if source:
         cluster = narrowed(cluster, old, report_path)
         names = [node.name for node in cluster.nodes]
         want = Want(cluster.wanted_launch, cluster.expect, names)
         waivers = list(cluster.waivers)
         skips = options.skipped(cluster, known)
-        required |= {i for w in cluster.checks.require for i in known.match(w, "checks.require")}
+        required += options.words("checks.require", cluster.checks.require, known)
     else:
         want = Want(old.want.launch, old.want.expect, [node.name for node in old.nodes])
         waivers = [Waiver.model_validate(waiver) for waiver in old.want.waivers]
         skips = old.want.skip
-        required |= set(old.want.require)
+        required += old.want.require
     policy = build.Policy(
         require=frozenset(required),
         fail_on_warn=fail_on == "warn",

@@ -12,8 +12,9 @@ import click
 
 from preflight import catalog, inventory
 from preflight.catalog import Catalog
-from preflight.errors import ConfigError, printable
+from preflight.errors import ConfigError, PreflightError, printable
 from preflight.inventory import Cluster
+from preflight.judge import REACH
 from preflight.sources import Found, hostfile, slurm
 from preflight.sources import hosts as expression
 from preflight.yaml_lines import read_text
@@ -89,27 +90,81 @@ def say(text: str) -> None:
 
 def skipped(cluster: Cluster, known: Catalog) -> dict[str, str]:
     """Return the checks that the inventory skips, with its reasons."""
-    words = cluster.checks.skip.items()
-    return {check_id: why for word, why in words for check_id in known.match(word, "checks.skip")}
+    return {
+        check_id: why
+        for word, why in cluster.checks.skip.items()
+        for check_id in skippable("checks.skip", word, known)
+    }
+
+
+def skippable(option: str, word: str, known: Catalog) -> list[str]:
+    """Return the ids of checks that are to be left out.
+
+    Raises:
+        ConfigError: there is no such check, or no run without it.
+    """
+    found = words(option, [word], known)
+    if REACH in found:
+        raise ConfigError(f"{option}: {word!r} has {REACH}, and nothing runs without it")
+    return found
+
+
+def see_writable(path: str | None) -> None:
+    """See that a file can be written where the user asked, before the work is done.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if path is None or path == "-":
+        return
+    target, part = places(path)
+    try:
+        part.open("ab").close()
+        if part != target:
+            part.unlink()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write: {error.strerror}") from error
 
 
 def write(path: str, text: str) -> None:
     """Write a whole file, or standard output for `-`; a file is replaced at once or not at all.
 
     Raises:
-        ConfigError: it cannot be written.
+        PreflightError: it cannot be written.
     """
     if path == "-":
         sys.stdout.write(text)
         return
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    target, part = places(path)
     try:
         part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        if part != target:
+            part.replace(target)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"{path}: cannot write: {error.strerror}") from error
+        if part != target:
+            part.unlink(missing_ok=True)
+        raise PreflightError(f"{path}: cannot write: {error.strerror}") from error
+
+
+def places(path: str) -> tuple[Path, Path]:
+    """Return the file that a path leads to, and the one to write that then replaces it.
+
+    They are the same where the file is a device or a pipe, which is more than its name.
+    """
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        return target, target
+    return target, target.with_name(f".{target.name}.{os.getpid()}.part")
+
+
+def words(option: str, given: Sequence[str], known: Catalog) -> list[str]:
+    """Return the ids of checks that an option names; commas part them too.
+
+    Raises:
+        ConfigError: there is no such check or group.
+    """
+    parts = [part.strip() for text in given for part in text.split(",")]
+    return [check_id for part in parts for check_id in known.match(part, option)]
 
 
 def known_nodes(
@@ -123,8 +178,10 @@ def known_nodes(
     Raises:
         ConfigError: a bad expression, or a node that there is not.
     """
+    if expression is None:
+        return set()
     try:
-        wanted = expand(expression) if expression else ()
+        wanted = expand(expression)
     except ConfigError as error:
         raise ConfigError(f"{option}: {error}") from error
     for name in wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,13 @@ from preflight.report import build, model, terminal
 from preflight.run import Outcome, Plan, run
 from preflight.transport.loopback import LocalTransport
 from preflight.transport.ssh import SshTransport
+
+
+def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Refuse what is no number, which is in every range."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a number of seconds", ctx, param)
+    return value
 
 
 @click.command(name="run")
@@ -45,7 +53,7 @@ from preflight.transport.ssh import SshTransport
     multiple=True,
     shell_complete=complete.check_ids,
     metavar="ID",
-    help="Not ready unless it says something.",
+    help="Undetermined unless it says something; repeatable.",
 )
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
 @click.option(
@@ -59,6 +67,7 @@ from preflight.transport.ssh import SshTransport
 @click.option(
     "--deadline",
     type=click.FloatRange(1, 86400),
+    callback=number,
     default=300,
     show_default=True,
     metavar="SECONDS",
@@ -91,11 +100,11 @@ def command(source: Path | None, **given: Any) -> int:
     report = build.build(
         plan.checks, found(plan, outcome), plan.want, plan.skips, plan.cluster.waivers, policy
     )
-    if given["json_path"]:
-        options.write(given["json_path"], report.to_json())
     if given["json_path"] != "-":
         manuals = {one.id: one.manual for one in plan.checks}
         terminal.show(report, not given["no_color"], given["verbose"], manuals, policy.today)
+    if given["json_path"]:
+        options.write(given["json_path"], report.to_json())
     return build.EXIT_CODES[report.verdict]
 
 
@@ -114,17 +123,21 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
     cluster = narrowed(cluster, given)
     skips = options.skipped(cluster, known)
     for word in given["skip"]:
-        check_id, _, why = word.partition("=")
-        skips |= dict.fromkeys(known.match(check_id, "--skip"), why or "skipped by --skip")
+        ids, _, why = word.partition("=")
+        skips |= dict.fromkeys(options.skippable("--skip", ids, known), why or "skipped by --skip")
     require = [*cluster.checks.require, *given["require"]]
-    only = [i for word in given["only"] for i in word.split(",")]
+    only = [word.strip() for text in given["only"] for word in text.split(",")]
     policy = build.Policy(
-        require=frozenset(i for word in require for i in known.match(word, "--require")),
+        require=frozenset(options.words("--require", require, known)),
         fail_on_warn=given["fail_on"] == "warn",
         today=dt.datetime.now(dt.timezone.utc).date(),
     )
     ssh = SshTransport(options.say)
-    ssh.validate(cluster.nodes)
+    try:
+        ssh.validate(cluster.nodes)
+    except ConfigError as error:
+        raise ConfigError(": ".join(filter(None, (cluster.source, str(error))))) from error
+    options.see_writable(given["json_path"])
     checks = known.select(only, given["level"])
     plan = Plan(cluster, checks, given["level"], skips, given["deadline"])
     return plan, policy, {"ssh": ssh, "local": LocalTransport()}

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from preflight.report.folding import out_of
+from preflight.report.folding import folded, out_of
 from preflight.report.grid import STYLES, WORDS
 from preflight.report.grouping import by
 from preflight.report.model import Report, Result
-from preflight.report.page import INDENT, Page
+from preflight.report.page import INDENT, MOST, Page
 
 WIDEST_WORD = max(map(len, WORDS.values()))
 INSIDE = INDENT + WIDEST_WORD + 1
@@ -36,8 +36,10 @@ def result(page: Page, same: Sequence[Result], total: int) -> None:
     """Write what is said of some nodes."""
     row = same[0]
     word = WORDS[row.status]
-    who = out_of([r.node for r in same], total)
-    page.wrap(f"{who}: {row.summary}", word.ljust(WIDEST_WORD), label_style=STYLES.get(word, ""))
+    nodes = [r.node for r in same]
+    who = out_of(nodes, total) if len(nodes) == total else folded(nodes)
+    text, most = f"{who}: {row.summary}", MOST + len(who)
+    page.wrap(text, word.ljust(WIDEST_WORD), label_style=STYLES.get(word, ""), most=most)
     if row.observed is not None or row.expected is not None:
         parts = {"observed": row.observed, "expected": row.expected}
         said = [f"{name} {compact(value)}" for name, value in parts.items() if value is not None]

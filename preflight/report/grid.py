@@ -143,7 +143,8 @@ def coverage(page: Page, report: Report) -> None:
     for skip in skips[:MOST_SKIPS]:
         page.wrap(skip)
     if len(skips) > MOST_SKIPS:
-        page.wrap(f"and {len(skips) - MOST_SKIPS} more reasons; -v shows them")
+        more = len(skips) - MOST_SKIPS
+        page.wrap(f"and {more} more reason{'s' * (more > 1)}; -v shows them")
 
 
 def skipped(report: Report, reached: set[str]) -> list[str]:

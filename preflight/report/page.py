@@ -29,6 +29,7 @@ MOST_OF_COMMAND = 2000
 """A command that is cut is of no use, so there is room for any that somebody would copy."""
 
 _WORD = re.compile(r"`[^`]*`\S*|\S+")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _PROSE = re.compile(r"[,:] |\b(?:the|and|or|it|is|that|which|with|your)\b", re.IGNORECASE)
 
 
@@ -37,7 +38,7 @@ def is_command(text: str) -> bool:
 
     In doubt it is: prose that is not wrapped still reads, a command that is broken does not run.
     """
-    return not _PROSE.search(text)
+    return not _PROSE.search(_QUOTED.sub("", text))
 
 
 @dataclass

@@ -150,4 +150,4 @@ def reason(rows: Sequence[Result], unclear: dict[str, None]) -> str:
     if found:
         return ""
     told = any(r.status != SKIP and not r.check.startswith(f"{ALWAYS}.") for r in rows)
-    return "a required check was skipped on" if told else "no check said anything of"
+    return "a required check said nothing on" if told else "no check judged"

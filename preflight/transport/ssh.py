@@ -67,11 +67,17 @@ class SshTransport:
         """
         for spec in specs:
             if spec.transport == "ssh":
-                there: Destination | None = destination(spec, self._config)
-                see_key(spec.ssh.key)
-                while there:
-                    self._trust.types(there)
-                    there = there.via
+                try:
+                    self._see(spec)
+                except ConfigError as error:
+                    raise ConfigError(f"node {spec.name}: {error}") from error
+
+    def _see(self, spec: NodeSpec) -> None:
+        there: Destination | None = destination(spec, self._config)
+        see_key(spec.ssh.key)
+        while there:
+            self._trust.types(there)
+            there = there.via
 
     def connect(self, spec: NodeSpec) -> SshConnection:
         """Log in.

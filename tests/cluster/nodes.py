@@ -150,6 +150,8 @@ class Nodes:
         finally:
             for machine in self.machines.values():
                 machine.kill([*machine.processes()])
+            for machine in self.machines.values():
+                wait_until(lambda machine=machine: not machine.processes(), "all is killed")
             shutil.rmtree(self.tmp_path / "home", ignore_errors=True)
 
     def run(self, node: str, *argv: str, as_user: str | None = None, timeout: float = 20) -> str:

@@ -54,8 +54,8 @@ LOST: dict[str, tuple[Callable[[Testbed], object], str]] = {
 def test_a_node_that_cannot_be_reached_is_a_row(bed: Testbed, fault: str) -> None:
     put_in, words = LOST[fault]
     put_in(bed)
-    inventory = bed.inventory(ssh={"connect_timeout_s": 1, "login_timeout_s": 2})
-    done, report = bed.report("run", str(inventory), "--deadline", "25")
+    inventory = bed.inventory(ssh={"connect_timeout_s": 3, "login_timeout_s": 6})
+    done, report = bed.report("run", str(inventory), "--deadline", "60")
     assert causes(report) == [("node", "access.ssh", ["tb2"])]
     assert words in summary(report, "access.ssh", "tb2")
     assert done.returncode == 1
@@ -69,7 +69,7 @@ def test_each_way_of_being_unreachable_has_its_own_words(bed: Testbed) -> None:
     bed.drop_ssh("tb2")
     bed.silent_sshd("tb3")
     bed.no_python("tb4")
-    inventory = bed.inventory(ssh={"connect_timeout_s": 1, "login_timeout_s": 2})
+    inventory = bed.inventory(ssh={"connect_timeout_s": 3, "login_timeout_s": 6})
     _, report = bed.report("run", str(inventory))
     said = [summary(report, "access.ssh", node) for node in bed.names]
     assert len({words.replace(node, "") for node, words in zip(bed.names, said, strict=True)}) == 4
@@ -212,7 +212,7 @@ def test_nothing_is_left_on_any_node(
 def test_the_deadline_ends_a_run(bed: Testbed, tmp_path: Path) -> None:
     write(tmp_path, "site.hang", HANGING)
     args = ("run", str(bed.inventory()), "--checks", str(tmp_path), "--only", "site")
-    done, report = bed.report(*args, "--deadline", "2")
+    done, report = bed.report(*args, "--deadline", "6")
     assert done.returncode == 3
     assert {r["status"] for r in report["results"] if r["check"] == "site.hang"} == {"unknown"}
 

@@ -19,7 +19,7 @@ from tests.cluster.machine import wait_until
 from tests.cluster.testbed import Testbed
 
 
-def dial(bed: Testbed, node: str, port: int, timeout: float = 0.2) -> int:
+def dial(bed: Testbed, node: str, port: int, timeout: float = 1) -> int:
     """Return the errno of a TCP connect from the controller to a node, 0 when it got through."""
     with socket.socket() as connection:
         connection.settimeout(timeout)
@@ -107,7 +107,7 @@ def test_mtu(bed: Testbed) -> None:
 
 
 def test_switch_mtu_carries_jumbo_frames(bed: Testbed) -> None:
-    jumbo = ["ping", "-c1", "-W0.2", "-Mdo", "-s8972", "tb2"]
+    jumbo = ["ping", "-c1", "-W1", "-Mdo", "-s8972", "tb2"]
     bed.mtu("tb1", 9000)
     bed.mtu("tb2", 9000)
     with pytest.raises(ChildProcessError, match=r"100% packet loss|No buffer space"):
@@ -137,7 +137,7 @@ def test_drop_loses_new_connections(bed: Testbed) -> None:
 def test_drop_from_one_node_only(bed: Testbed) -> None:
     bed.hold_port("tb1")
     bed.drop("tb1", "29000-30000", source="tb2")
-    ask = ["/usr/bin/python3", "-c", "import socket; socket.create_connection(('tb1', 29500), 0.3)"]
+    ask = ["/usr/bin/python3", "-c", "import socket; socket.create_connection(('tb1', 29500), 1)"]
     assert bed.run("tb3", *ask) == ""
     with pytest.raises(ChildProcessError, match="TimeoutError: timed out"):
         bed.run("tb2", *ask)
@@ -205,7 +205,7 @@ def test_login_shell(bed: Testbed, shell: str, command: str) -> None:
 def test_login_that_hangs(bed: Testbed) -> None:
     bed.hang_login("tb2")
     with pytest.raises(subprocess.TimeoutExpired):
-        bed.ssh("tb2", "id", timeout=0.7)
+        bed.ssh("tb2", "id", timeout=3)
     wait_until(lambda: "sleep infinity" in bed.survivors("tb2"), "sleep")
     bed.restore()
     assert bed.ssh("tb2", "id -un").stdout == "alice\n"
@@ -461,7 +461,7 @@ def test_data_network(bed: Testbed) -> None:
     bed.run("tb1", "ping", "-c1", "-W2", "-Mdo", "-s8972", "10.79.0.3")
     bed.mtu("tb3", 1500, device="hs9")
     with pytest.raises(ChildProcessError, match=r"100% packet loss|No buffer space"):
-        bed.run("tb1", "ping", "-c1", "-W0.2", "-Mdo", "-s8972", "10.79.0.3")
+        bed.run("tb1", "ping", "-c1", "-W1", "-Mdo", "-s8972", "10.79.0.3")
     bed.restore()
     assert "hs9" not in bed.run("tb3", "ip", "-br", "link")
 

@@ -1,0 +1,90 @@
+"""Completion, asked for as the shells ask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from preflight import catalog
+from preflight.cli import COMMANDS
+from preflight.cli.completion import LINES
+
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+BASH = """
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_preflight_completion preflight "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COMP_CWORD-1]}}"
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+def shell(name: str, script: str, folder: Path) -> list[str]:
+    """Run the line that `preflight completion` prints, then a script; return what it printed."""
+    if shutil.which(name) is None:
+        pytest.skip(f"no {name} on this machine")
+    env = {"PATH": PATH, "HOME": str(folder), "TERM": "dumb"}
+    line = subprocess.run(
+        ["preflight", "completion", name], env=env, capture_output=True, text=True, check=True
+    ).stdout
+    assert line.startswith(LINES[name])
+    options = ["--norc", "--noprofile"] if name == "bash" else ["--no-config"]
+    done = subprocess.run(
+        [name, *options, "-c", line + script],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def bash(folder: Path, *words: str) -> list[str]:
+    quoted = " ".join(f"'{word}'" for word in ("preflight", *words))
+    return shell("bash", BASH.format(words=quoted), folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text("nodes:\n  - name: gpu[01-03]\n  - name: head\n")
+    return tmp_path
+
+
+def test_commands(folder: Path) -> None:
+    assert bash(folder, "") == [*COMMANDS]
+    assert bash(folder, "ex") == ["explain"]
+
+
+def test_check_ids(folder: Path) -> None:
+    ids = {*catalog.load(())}
+    groups = {name.split(".")[0] for name in ids}
+    assert {*bash(folder, "explain", "")} == ids | groups
+    for option in ("--only", "--skip", "--require"):
+        assert bash(folder, "run", option, "network.m") == ["network.mtu"]
+    assert bash(folder, "run", "--only", "gpu,storage.m") == ["gpu,storage.mounts"]
+
+
+def test_nodes_of_the_inventory_on_the_line(folder: Path) -> None:
+    gpus = ["gpu01", "gpu02", "gpu03"]
+    assert bash(folder, "run", "cluster.yaml", "--nodes", "") == [*gpus, "head"]
+    assert bash(folder, "run", "cluster.yaml", "--exclude", "gpu") == gpus
+    assert bash(folder, "run", "cluster.yaml", "--nodes", "head,gpu03") == ["head,gpu03"]
+
+
+def test_what_is_wrong_completes_nothing_and_says_nothing(folder: Path) -> None:
+    (folder / "broken.yaml").write_text("nodes: {")
+    assert bash(folder, "run", "broken.yaml", "--nodes", "") == []
+    assert bash(folder, "run", "gone.yaml", "--nodes", "") == []
+    assert bash(folder, "run", "--checks", "gone", "--only", "") == []
+
+
+def test_fish(folder: Path) -> None:
+    assert "network.mtu" in shell(
+        "fish", "\ncomplete -C 'preflight run --only network.m'\n", folder
+    )
