@@ -3,19 +3,20 @@
 Why: ranks with other versions of NCCL, or with and without a net plugin, do not speak the same
     protocol: they hang in the first collective, often without an error. What is installed is not
     always what is loaded: LD_PRELOAD or LD_LIBRARY_PATH may put another one before the wheel's.
-Facts: the library that would be loaded and by which rule; versions of the wheels; the system's
-    library; the net plugin that is found.
-Source: the dynamic section of torch/lib/libtorch_cuda.so and the search order of ld.so(8):
-    LD_PRELOAD, DT_RPATH (which counts only without DT_RUNPATH), LD_LIBRARY_PATH, DT_RUNPATH,
-    /etc/ld.so.cache; *.dist-info for the version of a wheel, the file name libnccl.so.2.x.y for
-    others; NCCL_NET_PLUGIN. https://github.com/NVIDIA/nccl/issues/1634.
+Facts: the library that would be loaded, by which rule, and its version; versions of the wheels;
+    the system's library; the net plugin that is found.
+Source: the dynamic section of torch/lib/libtorch_cuda.so, torch/_C*.so and the interpreter, and
+    the search order of ld.so(8): LD_PRELOAD, DT_RPATH (which counts only without DT_RUNPATH),
+    LD_LIBRARY_PATH, DT_RUNPATH, /etc/ld.so.cache. The version: the words "NCCL version" in the
+    library, else the file name libnccl.so.2.x.y, else *.dist-info beside it. NCCL_NET_PLUGIN of
+    launch.env or the shell (what nccl.conf sets is not followed: see launch.env).
+    https://github.com/NVIDIA/nccl/issues/1634.
 Fix: use one environment or image, and the same LD_LIBRARY_PATH, on all nodes; for a net plugin,
     install the same everywhere or set NCCL_NET_PLUGIN=none.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Mapping
 
@@ -31,14 +32,13 @@ from preflight.node.software import (
     versions,
 )
 
-WHEEL = "/nvidia/nccl/lib/libnccl.so.2"
 PLUGIN_FIX = "install the same net plugin on all nodes, or set NCCL_NET_PLUGIN=none in launch.env"
 
 
 def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
     said, verdicts = opened(facts)
     for node in list(said):
-        if doubt := unclear(said[node]):
+        if doubt := unclear(said[node], want.get("expect.nccl")):
             verdicts[node] = unknown(doubt)
             del said[node]
     loaded = {node: version(inside) for node, inside in said.items()}
@@ -58,26 +58,24 @@ def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
     return verdicts
 
 
-def unclear(inside: Inside) -> str:
+def unclear(inside: Inside, expected: str | None) -> str:
     """Return why it cannot be told which NCCL is loaded, empty if it can or there is none."""
-    torch = inside["torch"]
-    if inside["nccl"] is None:
+    torch, nccl = inside["torch"], inside["nccl"]
+    if nccl is None:
         lost = torch and torch["path"] and torch["cuda"]
         return "PyTorch has CUDA, but the NCCL that it loads is not found" if lost else ""
-    return "" if version(inside) else "{} does not tell its version".format(inside["nccl"]["path"])
+    if nccl["by"] == "built in":
+        told = f"NCCL is {version(inside)}: its version cannot be told, expected {expected}"
+        return told if expected else ""
+    return "" if nccl["version"] else "{} does not tell its version".format(nccl["path"])
 
 
 def version(inside: Inside) -> str | None:
     """Return the version of the NCCL that is loaded; None: there is none."""
     nccl, torch = inside["nccl"], inside["torch"]
-    if nccl is None:
-        return None
-    if nccl["by"] == "built in":
+    if nccl and nccl["by"] == "built in":
         return "built into PyTorch {}".format(torch["version"] if torch else "")
-    if nccl["path"].endswith(WHEEL):
-        return " or ".join(wheels(inside))
-    named = re.search(r"libnccl\.so\.(\d+(?:\.\d+)+)$", nccl["path"])
-    return named.group(1) if named else ""
+    return nccl and nccl["version"]
 
 
 def wheels(inside: Inside) -> list[str]:
@@ -98,7 +96,7 @@ def origin(inside: Inside) -> list[str]:
     """Return where things come from."""
     nccl, net = inside["nccl"], inside["net_plugin"]
     lines = ["{path} (by {by})".format(**nccl)] if nccl else []
-    if nccl and wheels(inside) and not nccl["path"].endswith(WHEEL):
+    if nccl and wheels(inside) and nccl["version"] not in wheels(inside):
         lines.append("not the wheel's {}".format(" or ".join(wheels(inside))))
     if nccl and inside["system_nccl"] not in {None, nccl["path"]}:
         lines.append("not the system's {}".format(inside["system_nccl"]))

@@ -14,7 +14,7 @@ import os
 import re
 import struct
 import sys
-from typing import Any
+from typing import Any, Sequence
 
 MARK = "preflight:"
 """Begins the answer's line: whatever sitecustomize prints is told apart."""
@@ -36,6 +36,13 @@ LOAD, DYNAMIC = 1, 2
 ARCHITECTURES = re.compile(rb"\0((?:sm|compute)_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)(?=\0)")
 LONGEST_ARCHITECTURES = 1024
 """Far more than the list of any build has, in bytes."""
+WHEEL = "nvidia/nccl/lib/libnccl.so.2"
+VERSION = re.compile(rb"NCCL version (\d+(?:\.\d+)+)")
+"""A string literal of the library, with which it says its version: NCCL's src/init.cc."""
+SEARCHED = 64 << 20
+"""Bytes of the library that are looked through for it. The 2.21.5 of NVIDIA's wheel has it at
+1.4 MB; the code for GPUs goes behind, 240 MB of it."""
+PROGRAM = "/proc/self/exe"
 STRINGS, TEXTS = 5, {1: "NEEDED", 15: "RPATH", 29: "RUNPATH"}
 """Tags of the dynamic section: where its strings are, and those that are strings."""
 
@@ -140,54 +147,100 @@ def assigned(text: str, name: str) -> str | None:
     return match and match.group(1)
 
 
-def nccl(torch: dict[str, Any] | None) -> dict[str, str] | None:
+def nccl(torch: dict[str, Any] | None) -> dict[str, str | None] | None:
+    """Return the NCCL that training would load, by what rule, and its version."""
+    found = loaded(torch)
+    if found is None:
+        return None
+    known = found["by"] != "built in"  # a search of torch's gigabytes would take seconds
+    return {**found, "version": version_of(found["path"]) if known else None}
+
+
+def loaded(torch: dict[str, Any] | None) -> dict[str, str] | None:
     """Return the NCCL that training would load, and by what rule.
 
     A torch that needs no libnccl has it built in; one without CUDA has none. Without torch, and
     where its library is not in its place, it is that of the wheel, which JAX and CuPy look for
     themselves, else the system's.
     """
-    file = on_path("nvidia/nccl/lib/libnccl.so.2")
+    file = on_path(WHEEL)
     wheel = {"path": file, "by": "wheel"} if file else None
     folder = torch and torch["path"]
     if torch and folder and not torch["cuda"]:
         return None
     places = [os.path.join(folder, "lib", name) for name in TORCH_NCCL] if folder else []
-    users = {place: sections(place) for place in places if os.path.exists(place)}
-    for user, section in users.items():
-        if "libnccl.so.2" in section["NEEDED"]:
+    users = {place: sections(place)["NEEDED"] for place in places if os.path.exists(place)}
+    for user, needed in users.items():
+        if "libnccl.so.2" in needed:
             # what the linker would not find, torch/__init__.py loads from the wheel
-            return library("libnccl.so.2", user, section) or wheel
+            return library("libnccl.so.2", [user, *extensions(folder or "")]) or wheel
     if users:  # one that needs nothing at all is damaged
-        whole = [user for user, section in users.items() if section["NEEDED"]]
+        whole = [user for user, needed in users.items() if needed]
         return {"path": whole[0], "by": "built in"} if whole else None
     return wheel or library("libnccl.so.2")
 
 
+def extensions(folder: str) -> list[str]:
+    """Return torch's extension module, which loads all of its libraries."""
+    names = [name for name in names_in(folder) if re.fullmatch(r"_C\..*so", name)]
+    return [os.path.join(folder, name) for name in names]
+
+
+def version_of(path: str) -> str | None:
+    """Return the version of a libnccl: by its own word, else by its name, else by its wheel's.
+
+    The wheels for two versions of CUDA put the same file: then it is one version or another.
+    """
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            at = data.find(b"NCCL version ", 0, SEARCHED)
+            said = VERSION.match(data[at : at + 64]) if at >= 0 else None
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        said = None
+    if said:
+        return said.group(1).decode()
+    named = re.search(r"\.so\.(\d+(?:\.\d+)+)$", path)
+    if named:
+        return named.group(1)
+    own = [path[: -len(WHEEL)]] if path.endswith("/" + WHEEL) else []
+    for site in [*own, *sys.path]:  # which may have but a link to the file
+        if os.path.realpath(os.path.join(site, WHEEL)) == path:
+            found = [PACKAGE.fullmatch(name) for name in names_in(site)]
+            wheels = [one.group(2) for one in found if one and "nccl" in one.group(1).lower()]
+            if wheels:
+                return " or ".join(wheels)
+    return None
+
+
 def sections(path: str) -> dict[str, list[str]]:
-    """Return `dynamic` of a file, with nothing in it where the file is damaged."""
+    """Return `dynamic` of a file, with nothing in it where the file is damaged or gone."""
     try:
         return dynamic(path)
-    except (struct.error, StopIteration):
+    except (OSError, struct.error, StopIteration):
         return {name: [] for name in TEXTS.values()}
 
 
-def library(
-    name: str, user: str = "", section: dict[str, list[str]] | None = None
-) -> dict[str, str] | None:
+def library(name: str, users: Sequence[str] = (), program: str = PROGRAM) -> dict[str, str] | None:
     """Return where the dynamic linker finds a library, links resolved, and by what rule.
 
-    DT_RPATH goes before LD_LIBRARY_PATH, and counts only without DT_RUNPATH, which goes behind.
+    `users` are the library that needs it, the one that loaded that one, and so on. DT_RPATH of
+    all of them and of the program goes before LD_LIBRARY_PATH; that of a file with DT_RUNPATH
+    does not count, and none does if the first has it. DT_RUNPATH goes behind, of the first alone.
     """
-    section = section or {"RPATH": [], "RUNPATH": []}
-    runpath = folders(":".join(section["RUNPATH"]), user)
-    rpath = [] if runpath else folders(":".join(section["RPATH"]), user)
+    chain = [(user, sections(user)) for user in [*users, os.path.realpath(program)]]
+    user, first = chain[0]
+    runpath = folders(":".join(first["RUNPATH"]), user) if users else []
+    rpath = [
+        folder
+        for user, section in ([] if runpath else chain)
+        for folder in ([] if section["RUNPATH"] else folders(":".join(section["RPATH"]), user))
+    ]
     preload = re.split("[: ]+", os.environ.get("LD_PRELOAD", ""))
     stem = name.rsplit(".", 1)[0]
     places = [("LD_PRELOAD", path) for path in preload if os.path.basename(path).startswith(stem)]
     for rule, where in (
         ("RPATH", rpath),
-        ("LD_LIBRARY_PATH", folders(os.environ.get("LD_LIBRARY_PATH", ""), user)),
+        ("LD_LIBRARY_PATH", folders(os.environ.get("LD_LIBRARY_PATH", ""), chain[-1][0])),
         ("RUNPATH", runpath),
     ):
         places += [(rule, os.path.join(folder, name)) for folder in where]
@@ -200,7 +253,11 @@ def library(
 
 
 def folders(text: str, user: str) -> list[str]:
-    """Return the folders of a search path; $ORIGIN is the folder of the library that has it."""
+    """Return the folders of a search path.
+
+    $ORIGIN is the folder of the file that has it, by the path under which it was loaded: a link
+    to a library is not followed, while the kernel has followed those to the program.
+    """
     origin = os.path.dirname(user)
     found = [re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, part) for part in re.split("[:;]", text)]
     return [folder for folder in found if folder]
@@ -255,15 +312,19 @@ def dynamic(path: str) -> dict[str, list[str]]:
 def net_plugin(name: str) -> dict[str, object] | None:
     """Return the NCCL net plugin that is found: its file's name without links, and its bytes.
 
-    NCCL_NET_PLUGIN is a path, a library, or the end of libnccl-net-<name>.so; `none` is none.
+    NCCL_NET_PLUGIN has one or several: a path, a library, or the end of libnccl-net-<name>.so; of
+    several NCCL tries one after the other, and the first that is found is told. `none` is none.
+    Source: initPluginLibsOnceFunc and openPluginLib of NCCL 2.30's src/plugin.
     """
-    if name == "none":
+    if name.lower() == "none":
         return None
-    names = [name, f"libnccl-net-{name}.so"] if name else ["libnccl-net.so"]
-    for one in names:
-        found = {"path": os.path.realpath(one)} if os.path.isfile(one) else library(one)
-        if found:
-            return {"path": found["path"], "bytes": os.stat(found["path"]).st_size}
+    for one in (part for part in name.split(",") if part) if name else ["libnccl-net.so"]:
+        is_word = "/" not in one and not (one.startswith("lib") and one.endswith(".so"))
+        for file in [one, f"libnccl-net-{one}.so"] if is_word else [one]:
+            own = "/" in file and os.path.isfile(file)
+            found = {"path": os.path.realpath(file)} if own else library(file)
+            if found:
+                return {"path": found["path"], "bytes": os.stat(found["path"]).st_size}
     return None
 
 

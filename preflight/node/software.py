@@ -62,6 +62,13 @@ class Library(TypedDict):
     """LD_PRELOAD, RPATH, LD_LIBRARY_PATH, RUNPATH, ld.so.cache, default, wheel or built in."""
 
 
+class Nccl(Library):
+    """The NCCL that would be loaded."""
+
+    version: str | None
+    """By its own word, its file's name or its wheel; None where none of them tells."""
+
+
 class Plugin(TypedDict):
     """A net plugin of NCCL."""
 
@@ -77,8 +84,7 @@ class Inside(TypedDict):
     packages: dict[str, str]
     """Versions by normalised name, of the packages that matter here."""
     torch: Torch | None
-    nccl: Library | None
-    """The NCCL that would be loaded."""
+    nccl: Nccl | None
     system_nccl: str | None
     net_plugin: Plugin | None
     driver_cuda: int | None
@@ -250,12 +256,13 @@ def versions(
 ) -> Verdicts:
     """Return `same_everywhere` of versions; an expected 2.4 is met by 2.4.0+cu124.
 
-    Nodes that meet what is expected must still have the same.
+    Nodes that meet what is expected must still have the same. Of `2.4 or 2.5`, either meets it.
     """
     met = {
         node: value
         for node, value in values.items()
-        if expected is None or re.match(re.escape(expected) + r"(?![\w])", value or "")
+        if expected is None
+        or any(re.match(re.escape(expected) + r"(?![\w])", v) for v in (value or "").split(" or "))
     }
     rest = {node: value for node, value in values.items() if node not in met}
     return {

@@ -171,13 +171,114 @@ def test_the_nccl_that_is_named_is_the_one_that_the_linker_loads(
         text=True,
         check=True,
     ).stdout.strip()
-    assert inside(env)["nccl"] == {"path": loaded, "by": by}
+    version = "2.19.3" if by == variable else "2.21.5"
+    assert inside(env)["nccl"] == {"path": loaded, "by": by, "version": version}
+
+
+PROGRAM = """
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+int main(int count, char **words)
+{
+    if (!dlopen(words[1], RTLD_NOW)) return puts(dlerror()), 1;
+    struct link_map *nccl = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
+    return puts(nccl->l_name), 0;
+}
+"""
+
+
+@needs_gcc
+@pytest.mark.parametrize("library_path", [False, True])
+@pytest.mark.parametrize(
+    ("own", "program"),
+    [
+        ("--disable-new-dtags", "--disable-new-dtags"),
+        ("--disable-new-dtags", "--enable-new-dtags"),
+        ("--enable-new-dtags", "--disable-new-dtags"),
+    ],
+)
+def test_links_into_an_environment_and_its_program_are_followed_as_the_linker_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, program: str, library_path: bool
+) -> None:
+    """The layout of conda-forge: torch/lib holds links to $PREFIX/lib, where NCCL is."""
+    lib, torch_lib = tmp_path / "lib", tmp_path / "lib" / "site-packages" / "torch" / "lib"
+    nccl(lib, "2.23.4")
+    flags = ["-Wl,--no-as-needed", f"-Wl,{own}", "-Wl,-rpath,$ORIGIN", str(lib / "libnccl.so.2")]
+    compile_library(lib / "libtorch_cuda.so", "", *flags)
+    torch_lib.mkdir(parents=True)
+    user = torch_lib / "libtorch_cuda.so"
+    user.symlink_to(lib / "libtorch_cuda.so")
+    binary, link = tmp_path / "bin" / "python3.11", tmp_path / "venv" / "python"
+    for path in (binary, link):
+        path.parent.mkdir()
+    link.symlink_to(binary)
+    command = ["gcc", "-x", "c", "-", "-o", str(binary), f"-Wl,{program}"]
+    subprocess.run(
+        [*command, "-Wl,-rpath,$ORIGIN/../lib", "-ldl"], input=PROGRAM.encode(), check=True
+    )
+    if library_path:
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(nccl(tmp_path / "other", "2.19.3").parent))
+    ran = subprocess.run([str(link), str(user)], capture_output=True, text=True, check=False)
+    found = interpreter.library("libnccl.so.2", [str(user)], str(link))
+    if ran.returncode:
+        assert "libnccl.so.2: cannot open shared object file" in ran.stdout
+        assert found == interpreter.library("libnccl.so.2")
+    else:
+        assert found
+        assert found["path"] == os.path.realpath(ran.stdout.strip())
+
+
+WORDS = 'const char *words = "NCCL version {}+cuda12.4";'
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("name", "text", "wheels", "version"),
+    [
+        ("libnccl.so.2", WORDS.format("2.23.4"), [], "2.23.4"),
+        ("libnccl.so.2.22.3", WORDS.format("2.23.4"), [], "2.23.4"),
+        ("libnccl.so.2.22.3", "", [], "2.22.3"),
+        ("libnccl.so.2", "", [], None),
+        ("nvidia/nccl/lib/libnccl.so.2", "", ["cu12-2.26.2"], "2.26.2"),
+        ("nvidia/nccl/lib/libnccl.so.2", "", ["cu12-2.26.2", "cu13-2.27.7"], "2.26.2 or 2.27.7"),
+        ("nvidia/nccl/lib/libnccl.so.2", WORDS.format("2.27.7"), ["cu12-2.26.2"], "2.27.7"),
+    ],
+)
+def test_an_nccl_tells_its_version_by_word_name_or_the_wheel_beside_it(
+    site: Path, tmp_path: Path, name: str, text: str, wheels: list[str], version: str | None
+) -> None:
+    """It is preloaded: the environment that would be used without that has another one."""
+    other = tmp_path / "other"
+    path = compile_library(other / name, text, "-Wl,-soname,libnccl.so.2")
+    metadata(other, *(f"nvidia_nccl_{wheel}.dist" for wheel in wheels))
+    wheel = site / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    compile_library(torch(site), "", "-Wl,--no-as-needed", str(wheel))
+    expected = {"path": str(path), "by": "LD_PRELOAD", "version": version}
+    assert inside({"PYTHONPATH": str(site), "LD_PRELOAD": str(path)})["nccl"] == expected
+
+
+@needs_gcc
+def test_a_wheel_that_is_a_link_to_a_cache_is_told_by_the_environment(
+    site: Path, tmp_path: Path
+) -> None:
+    wheel = site / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    cached = tmp_path / "cache" / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    cached.parent.mkdir(parents=True)
+    wheel.rename(cached)
+    wheel.symlink_to(cached)
+    rpath = "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
+    compile_library(torch(site), "", "-Wl,--no-as-needed", rpath, str(wheel))
+    found = inside({"PYTHONPATH": str(site)})["nccl"]
+    assert found
+    assert (found["path"], found["version"]) == (str(cached), "2.21.5")
 
 
 @needs_gcc
 def test_a_torch_that_needs_no_nccl_has_it_built_in(site: Path) -> None:
     user = compile_library(torch(site), '#include <stdio.h>\nint f(void) { return puts("x"); }')
-    assert inside({"PYTHONPATH": str(site)})["nccl"] == {"path": str(user), "by": "built in"}
+    expected = {"path": str(user), "by": "built in", "version": None}
+    assert inside({"PYTHONPATH": str(site)})["nccl"] == expected
 
 
 @needs_gcc
@@ -186,7 +287,9 @@ def test_a_torch_whose_library_does_not_lead_to_nccl_preloads_the_wheel(site: Pa
     compile_library(torch(site), "", "-Wl,--no-as-needed", str(wheel))
     system = interpreter.library("libnccl.so.2")
     expected = system or {"path": str(wheel), "by": "wheel"}
-    assert inside({"PYTHONPATH": str(site)})["nccl"] == expected
+    found = inside({"PYTHONPATH": str(site)})["nccl"]
+    assert found
+    assert (found["path"], found["by"]) == (expected["path"], expected["by"])
 
 
 @needs_gcc
@@ -220,6 +323,9 @@ def test_the_driver_is_asked_through_libcuda(tmp_path: Path) -> None:
         ({"NCCL_NET_PLUGIN": "libnccl-net-aws.so"}, "libnccl-net-aws.so"),
         ({"NCCL_NET_PLUGIN": "other"}, None),
         ({"NCCL_NET_PLUGIN": "none"}, None),
+        ({"NCCL_NET_PLUGIN": "None"}, None),
+        ({"NCCL_NET_PLUGIN": "other,aws"}, "libnccl-net-aws.so"),
+        ({"NCCL_NET_PLUGIN": "libother.so,,libnccl-net.so"}, "libnccl-net.so"),
     ],
 )
 def test_net_plugins_are_found_as_nccl_finds_them(
