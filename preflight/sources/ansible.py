@@ -139,9 +139,10 @@ def _node(name: str, variables: Variables, source: str, notes: _Notes) -> NodeSp
     """
     taken = _taken(name, variables, notes)
     address = taken.get("address")
-    for what, text in (("host", name), ("ansible_host", address or name)):
-        if problem := address_problem(text):
-            raise ConfigError(f"{source}: {name}: {what}: {problem}")
+    if problem := address_problem(name):
+        raise ConfigError(f"{source}: {problem}")
+    if address and (problem := address_problem(address)):
+        raise ConfigError(f"{source}: {name}: ansible_host: {problem}")
     if taken.get("connection") in LOCAL:
         return NodeSpec(name=name, transport="local")
     if taken.get("connection", "ssh") not in SSH:
