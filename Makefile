@@ -5,7 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
-.PHONY: test check packages clean
+.PHONY: demo test check packages clean
+
+demo: $(VENV)/installed
+	@$(BIN)/preflight demo
 
 test: packages $(VENV)/ready
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -19,8 +22,12 @@ check: packages $(VENV)/ready
 packages:
 	@sh tests/packages.sh
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/installed: pyproject.toml
 	@python=$$(sh tests/python.sh) && echo "venv from $$python" && $$python -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/ready: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -23,25 +25,25 @@ from preflight.report.model import Report, read
 
 FOLDER = "preflight-demo"
 BEFORE = """\
-{count} simulated nodes, {names}. Logins, agents and checks are real, over SSH
-to 127.0.0.1; what a machine answers comes from a recording, and so does what
-the nodes say to each other: nothing is sent between them.
+The nodes {names} are simulated. Logins, agents and checks are real, over SSH to
+127.0.0.1; what a machine answers comes from a recording, and so does what the
+nodes say to each other: nothing is sent between them.
 
-$ preflight run {inventory}
+$ {program} run {inventory}
 """
 AFTER = """
 The nodes above are simulated. Three of them had a fault put in, each was found:
 {faults}
 
 By hand, in two terminals:
-  preflight demo --serve{folder}
-  preflight run {inventory}
+  {program} demo --serve{folder}
+  {program} run {inventory}
 On nodes of your own:
-  preflight run --hosts 'gpu[01-08]'"""
+  {program} run --hosts 'gpu[01-08]'"""
 SERVING = """\
-{count} simulated nodes, {names}, are up on 127.0.0.1 until Ctrl-C.
+The simulated nodes {names} are up on 127.0.0.1 until Ctrl-C.
 In another terminal:
-  preflight run {inventory}"""
+  {program} run {inventory}"""
 
 
 @click.command(name="demo")
@@ -66,7 +68,7 @@ def command(recordings: tuple[Path, ...], folder: Path, serve: bool) -> int:
     machines = own(recordings) if recordings else nodes()
     with cluster.up(folder, machines) as inventory:
         words = {
-            "count": len(machines),
+            "program": program(),
             "names": folded(machines),
             "inventory": shlex.quote(str(inventory)),
         }
@@ -100,6 +102,12 @@ def own(paths: Sequence[Path]) -> dict[str, Recording]:
             raise ConfigError(f"{path}: another recording is called {path.stem!r} too; rename one")
         found[path.stem] = load(path)
     return found
+
+
+def program() -> str:
+    """Return how this program is called; in an environment that is not on PATH, by its path."""
+    name = click.get_current_context().find_root().info_name or "preflight"
+    return name if " " in name or shutil.which(name) else shlex.quote(sys.argv[0])
 
 
 def wait() -> None:

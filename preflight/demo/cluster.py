@@ -76,10 +76,13 @@ def claimed(folder: Path) -> Iterator[None]:
         ConfigError: it is another's, in use, or cannot be made.
     """
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
+    except FileExistsError as error:
+        raise ConfigError(f"{folder}: is a file; name a folder with --folder") from error
     except OSError as error:
-        raise ConfigError(f"{folder}: {str(error.strerror).lower()}") from error
+        why = str(error.strerror).lower()
+        raise ConfigError(f"{folder}: {why}; name another with --folder") from error
     try:
         see_own(folder, lock)
         yield
