@@ -197,8 +197,7 @@ class Agent:
 
     def do_usage(self) -> dict[str, Any]:
         """Return the CPU seconds of the agent, of its children that have ended, and by function."""
-        who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        own, children = (cpu_s(resource.getrusage(one)) for one in who)
+        own, children = cpu_s(resource.RUSAGE_SELF), cpu_s(resource.RUSAGE_CHILDREN)
         return {"agent_s": own, "children_s": children, "calls_s": self.used}
 
     def start(self, frame: Mapping[str, Any]) -> None:
@@ -262,10 +261,11 @@ class Agent:
 
     def reap(self) -> None:
         """See to the children that have ended, adopted ones included; never blocks."""
+        flags = os.WEXITED | os.WNOHANG
         with contextlib.suppress(ChildProcessError):  # there are none
             while True:
                 # Left a zombie until all is done: its number stays its own so long.
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                ended = os.waitid(os.P_ALL, 0, flags | os.WNOWAIT)
                 if ended is None:
                     return
                 function = "what calls left behind"
@@ -274,7 +274,9 @@ class Agent:
                         pass
                     self.finish(call, "died", died(ended))
                     function = call.function
-                spent = cpu_s(os.wait4(ended.si_pid, os.WNOHANG)[2])
+                before = cpu_s(resource.RUSAGE_CHILDREN)
+                os.waitid(os.P_PID, ended.si_pid, flags)
+                spent = cpu_s(resource.RUSAGE_CHILDREN) - before
                 self.used[function] = self.used.get(function, 0.0) + spent
 
     def expire(self) -> None:
@@ -338,8 +340,9 @@ def children() -> list[int]:
         return []
 
 
-def cpu_s(used: resource.struct_rusage) -> float:
-    """Return CPU seconds, the kernel's part included."""
+def cpu_s(who: int) -> float:
+    """Return the CPU seconds of this process or of its children, the kernel's part included."""
+    used = resource.getrusage(who)
     return used.ru_utime + used.ru_stime
 
 
