@@ -1,13 +1,13 @@
 """CPU, kernel and distribution are the same on all nodes.
 
-Why: NCCL chooses algorithms by the CPU's vendor: where vendors are mixed, ranks choose different
-    ones and the first collective hangs. Another CPU, kernel or distribution makes stragglers, and
-    one node that behaves unlike the rest.
+Why: another CPU, kernel or distribution makes stragglers, and one node that behaves unlike the
+    rest. NCCL before 2.22.3 chooses algorithms by the CPU's vendor: where vendors are mixed, ranks
+    choose different ones and the first collective hangs.
 Facts: kernel (release), distribution and its version, cpu_vendor, cpu_model, machine.
 Source: uname(2), /etc/os-release, /proc/cpuinfo (on Arm the vendor is `CPU implementer`, the model
-    `CPU part`), https://github.com/NVIDIA/nccl/issues/1136.
-Fix: give the node the kernel and distribution of the others and reboot it; take a node with
-    another CPU vendor out of the job.
+    `CPU part`; on POWER, which names no vendor, the vendor is uname's machine),
+    https://github.com/NVIDIA/nccl/issues/1136.
+Fix: give the node the kernel and distribution of the others and reboot it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from preflight.api import (
     Unobservable,
     Verdict,
     Want,
-    fail,
     same_everywhere,
     warn,
 )
@@ -32,9 +31,10 @@ VENDOR_NAMES = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "0x41": "Arm"}
 YEAR_MONTH = re.compile(r"\d\d\.\d\d")
 """Ubuntu's versions: 22.04 and 22.10 are two releases, while Rocky's 9.3 and 9.4 are one."""
 MIXED = (
-    "NCCL chooses algorithms by the CPU's vendor: ranks choose different ones, and hang "
-    "(NVIDIA/nccl#1136)"
+    "NCCL before 2.22.3 chooses algorithms by the CPU's vendor: ranks choose different ones, and "
+    "hang (NVIDIA/nccl#1136)"
 )
+MIXED_FIX = "see that software.nccl says 2.22.3 or newer; else upgrade NCCL, or take the node out"
 
 
 class System(TypedDict):
@@ -48,19 +48,21 @@ class System(TypedDict):
 
 def system(node: Node) -> System:
     cpu = dict(pairs(node.read("/proc/cpuinfo") or "", ":"))
-    vendor = cpu.get("vendor_id") or cpu.get("CPU implementer") or ""
-    if not vendor:
-        raise Unobservable("/proc/cpuinfo names no vendor of the CPU")
+    if not cpu:
+        raise Unobservable("/proc/cpuinfo tells nothing")
+    uname = node.uname()
+    vendor = cpu.get("vendor_id") or cpu.get("CPU implementer") or uname["machine"]
     release = dict(pairs(node.read("/etc/os-release") or "", "="))
     version = release.get("VERSION_ID", "")
     if not YEAR_MONTH.fullmatch(version):
         version = version.split(".")[0]
-    uname = node.uname()
     return System(
         kernel=uname["release"],
         distribution=f"{release.get('ID', '')} {version}".strip(),
         cpu_vendor=VENDOR_NAMES.get(vendor, vendor),
-        cpu_model=cpu.get("model name") or "part {}".format(cpu.get("CPU part", "unknown")),
+        cpu_model=cpu.get("model name")
+        or cpu.get("cpu")
+        or "part {}".format(cpu.get("CPU part", "unknown")),
         machine=uname["machine"],
     )
 
@@ -77,7 +79,9 @@ def compare(facts: Mapping[str, System], want: Want) -> dict[str, Verdict]:
     kernels = {node: fact["kernel"] for node, fact in facts.items()}
     systems = {node: fact["distribution"] or None for node, fact in facts.items()}
     return together(
-        same_everywhere(vendors, "CPU vendor", say=fail, details=(MIXED,), reproduce="lscpu"),
+        same_everywhere(
+            vendors, "CPU vendor", say=warn, details=(MIXED,), fix=MIXED_FIX, reproduce="lscpu"
+        ),
         same_everywhere(models, "CPU", say=warn, reproduce="lscpu"),
         versions(kernels, "kernel", want.get("expect.kernel"), say=warn, reproduce="uname -r"),
         same_everywhere(systems, "distribution", say=warn, reproduce="cat /etc/os-release"),
