@@ -1,0 +1,165 @@
+"""`preflight init`, and `preflight run` without an inventory, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from preflight import catalog
+from preflight.inventory import load
+
+CLOSED = "127.0.0.1:1"
+"""Nothing listens there."""
+REFUSED = (
+    "preflight: 127.0.0.1 did not answer: 127.0.0.1:1: connection refused; "
+    "see that sshd runs there and that the port is right\n"
+)
+UNLEARNT = (
+    "preflight: launch.gpus_per_node was not learnt: no node answered\n"
+    "preflight: launch.interface was not learnt: no node answered\n"
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def preflight(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "preflight", *args],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=env | {"PYTHONPATH": str(Path(__file__).parents[2])} | more,
+    )
+
+
+def test_an_inventory_of_this_machine(here: Path) -> None:
+    done = preflight("init")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.endswith(
+        "preflight: wrote inventory.yaml: 1 node, 1 answered; next: preflight run inventory.yaml\n"
+    )
+    cluster = load(here / "inventory.yaml", catalog.load().expects)
+    assert [(node.name, node.transport) for node in cluster.nodes] == [("localhost", "local")]
+    alone, again = (
+        preflight("run", "--json", "-"),
+        preflight("run", "inventory.yaml", "--json", "-"),
+    )
+    assert again.returncode == alone.returncode
+    assert json.loads(again.stdout)["verdict"] == json.loads(alone.stdout)["verdict"]
+
+
+def test_nobody_answers_and_it_is_written_all_the_same(here: Path) -> None:
+    done = preflight("init", "--hosts", CLOSED, "-o", "new.yaml")
+    assert done.returncode == 0
+    assert done.stderr == (
+        REFUSED
+        + UNLEARNT
+        + "preflight: wrote new.yaml: 1 node, 0 answered; next: preflight run new.yaml\n"
+    )
+    cluster = load(here / "new.yaml")
+    assert [(node.name, node.ssh.port) for node in cluster.nodes] == [("127.0.0.1", 1)]
+    assert cluster.launch.gpus_per_node is None
+
+
+@pytest.mark.usefixtures("here")
+def test_it_may_go_to_standard_output() -> None:
+    done = preflight("init", "--hosts", CLOSED, "-o", "-")
+    assert (done.returncode, done.stderr) == (0, REFUSED + UNLEARNT)
+    assert "  - {name: 127.0.0.1, ssh: {port: 1}}\n" not in done.stdout
+    assert "\nssh:\n  # user: ubuntu\n" in done.stdout
+    assert "\n  port: 1\n" in done.stdout
+    assert "\nnodes:\n  - 127.0.0.1\n" in done.stdout
+
+
+def test_a_file_is_not_replaced_unasked(here: Path) -> None:
+    path = here / "inventory.yaml"
+    path.write_text("mine")
+    done = preflight("init", "--hosts", CLOSED)
+    assert (done.returncode, done.stdout, path.read_text()) == (2, "", "mine")
+    assert done.stderr == (
+        "preflight: inventory.yaml: is there already; --force replaces it, -o names another file\n"
+    )
+    assert preflight("init", "--hosts", CLOSED, "--force").returncode == 0
+    assert [node.name for node in load(path).nodes] == ["127.0.0.1"]
+
+
+def test_not_even_through_a_link_that_leads_nowhere(here: Path) -> None:
+    (here / "inventory.yaml").symlink_to("elsewhere.yaml")
+    assert preflight("init", "--hosts", CLOSED).returncode == 2
+    assert not (here / "elsewhere.yaml").exists()
+
+
+def test_an_ansible_inventory_with_secrets(here: Path) -> None:
+    (here / "hosts").write_text(
+        "[gpus]\nn[1:2] ansible_host=127.0.0.1 ansible_port=1 ansible_password=hunter2\n[x]\ny\n"
+    )
+    done = preflight("init", "--ansible", "hosts", "--group", "gpus")
+    assert done.returncode == 0
+    assert done.stderr.startswith(
+        "preflight: n1 and 1 more: ansible_password: passwords are not copied, "
+        "preflight logs in with keys\n"
+        "preflight: n1 did not answer: 127.0.0.1:1: connection refused; "
+    )
+    text = (here / "inventory.yaml").read_text()
+    assert "hunter2" not in text + done.stderr
+    assert "# n1 and 1 more: ansible_password: passwords are not copied" in text
+    assert [(n.name, n.address, n.ssh.port) for n in load(here / "inventory.yaml").nodes] == [
+        ("n1", "127.0.0.1", 1),
+        ("n2", "127.0.0.1", 1),
+    ]
+
+
+NODES = "each names the nodes; give only one of them"
+BAD = {
+    ("run", "i.yaml", "--hosts", "a"): f"INVENTORY and --hosts: {NODES}",
+    ("run", "i.yaml", "--hostfile-in", "h"): f"INVENTORY and --hostfile-in: {NODES}",
+    ("run", "--hosts", "a", "--hostfile-in", "h"): f"--hosts and --hostfile-in: {NODES}",
+    ("run", "--hosts", "gpu[1-"): "--hosts: 'gpu[1-': a bracket is not closed, or not opened",
+    ("run", "--hosts", "a", "--exclude", "b"): "--exclude: 'b' is not one of the nodes",
+    ("run", "--hosts", "a", "--exclude", "a"): "--exclude: no node is left",
+    ("run", "--hostfile-in", "none"): "none: no such file or directory",
+    ("run", "--hostfile-in", "."): ".: is a directory",
+    ("run", "--hostfile-in", "/dev/null"): "/dev/null: names no node; write one a line, "
+    "such as gpu01",
+    ("init", "--hosts", "a", "--ansible", "h"): f"--hosts and --ansible: {NODES}",
+    ("init", "--hosts", "a", "--group", "g"): "--group: is of an Ansible inventory; "
+    "give --ansible FILE with it",
+    ("init", "--ansible", "none"): "none: no such file or directory",
+    ("init", "--hosts", CLOSED, "-o", "."): ".: is a directory; name a file with -o",
+    ("init", "--hosts", CLOSED, "-o", "no/i.yaml"): "no/i.yaml: cannot write: "
+    "No such file or directory",
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("args", BAD)
+def test_what_is_wrong_is_one_line_and_nothing_is_done(args: tuple[str, ...]) -> None:
+    done = preflight(*args)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"preflight: {BAD[args]}\n")
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.usefixtures("here")
+def test_a_slurm_job_is_found_and_a_bad_one_is_said() -> None:
+    job = {"SLURM_JOB_NODELIST": "127.0.0.[1-2]", "SLURM_JOB_ID": "4711"}
+    done = preflight("init", "-o", "-", **job)
+    assert "# Written by preflight init, from Slurm job 4711.\n" in done.stdout
+    assert '\n  - "127.0.0.[1-2]"\n' in done.stdout
+    bad = preflight("run", SLURM_JOB_NODELIST="gpu[1-")
+    assert (bad.returncode, bad.stdout, bad.stderr) == (
+        2,
+        "",
+        "preflight: SLURM_JOB_NODELIST: 'gpu[1-': a bracket is not closed, or not opened; "
+        "unset it, or say which nodes: an inventory or --hosts\n",
+    )

@@ -1,0 +1,110 @@
+"""What one look tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from preflight.sources.learnt import Learnt, Seen, learnt
+
+
+def gpus(count: int) -> Any:
+    return {"gpus": [{}] * count}
+
+
+def network(*names: str, mtu: int = 1500) -> Any:
+    interfaces = [{"name": name, "mtu": mtu} for name in names]
+    return {"interfaces": interfaces, "data_plane": {"names": list(names)}}
+
+
+def mount(path: str, source: str = "nas:/x", kind: str = "nfs4") -> dict[str, str]:
+    return {"path": path, "type": kind, "source": source}
+
+
+def mounts(*table: dict[str, str], error: str = "", readable: bool = True) -> Any:
+    visit = {"error": error, "readable": readable}
+    return {"network": list(table), "visits": {one["path"]: visit for one in table}}
+
+
+def seen(count: int = 2, **facts: dict[str, Any]) -> Learnt:
+    return learnt(count, facts.get("gpus", {}), facts.get("net", {}), facts.get("mounts", {}))
+
+
+def test_what_all_have() -> None:
+    table = [mount("/data"), mount("/home", "nas:/home[sub]")]
+    found = seen(
+        gpus={"a": gpus(8), "b": gpus(8)},
+        net={"a": network("eth1", mtu=9000), "b": network("eth1", mtu=9000)},
+        mounts={"a": mounts(*table), "b": mounts(*table)},
+    )
+    assert found == Learnt(
+        gpus=Seen(8, "seen on all nodes"),
+        interface=Seen("eth1", "seen on all nodes"),
+        mtu=Seen(9000, "seen on all nodes"),
+        mounts=Seen(
+            [
+                {"path": "/data", "type": "nfs4", "source": "nas:/x"},
+                {"path": "/home", "type": "nfs4", "source": "nas:/home[[]sub]"},
+            ],
+            "seen on all nodes",
+        ),
+    )
+
+
+def test_nobody_answered() -> None:
+    none = Seen(None, "no node answered")
+    assert seen() == Learnt(none, none, none, Seen([], "seen on 0 of 2 nodes"))
+
+
+def test_some_answered() -> None:
+    found = seen(3, gpus={"a": gpus(8), "b": gpus(8)}, net={"a": network("eth1")})
+    assert found.gpus == Seen(8, "seen on 2 of 3 nodes")
+    assert found.interface == Seen("eth1", "seen on 1 of 3 nodes")
+
+
+def test_what_differs_is_not_learnt() -> None:
+    found = seen(
+        gpus={"gpu01": gpus(8), "gpu02": gpus(7), "gpu03": gpus(8)},
+        net={"a": network("eth0"), "b": network("eth1", mtu=9000)},
+        mounts={"a": mounts(mount("/data")), "b": mounts()},
+    )
+    assert found.gpus == Seen(None, "8 on gpu[01,03], 7 on gpu02")
+    assert found.interface == Seen(None, "eth0 on a, eth1 on b")
+    assert found.mtu == Seen(None, "1500 on a, 9000 on b")
+    assert found.mounts.value == []
+    many = seen(4, net={name: network(name) for name in "abcd"})
+    assert many.interface == Seen(None, "4 different values")
+
+
+def test_a_cluster_without_gpus_promises_none() -> None:
+    found = seen(gpus={"a": gpus(0), "b": gpus(0)})
+    assert found.gpus == Seen(None, "no node that answered shows a GPU")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["lo"], "nothing but the loopback is up"),
+        (["eth0", "eth1"], "NCCL would take eth0 and eth1"),
+        ([], "NCCL would take none"),
+    ],
+)
+def test_a_data_plane_that_is_not_one_interface(names: list[str], why: str) -> None:
+    assert seen(net={"a": network(*names), "b": network(*names)}).interface == Seen(None, why)
+
+
+def test_a_mount_that_comes_from_elsewhere_has_no_source() -> None:
+    found = seen(
+        mounts={
+            "a": mounts(mount("/data", "nas1:/x", "nfs")),
+            "b": mounts(mount("/data", "nas2:/x", "nfs")),
+        }
+    )
+    assert found.mounts.value == [{"path": "/data", "type": "nfs"}]
+
+
+@pytest.mark.parametrize("bad", [{"error": "ESTALE"}, {"readable": False}])
+def test_a_mount_that_cannot_be_used_is_not_asked_for(bad: dict[str, Any]) -> None:
+    data = mount("/data")
+    assert seen(mounts={"a": mounts(data), "b": mounts(data, **bad)}).mounts.value == []
