@@ -45,6 +45,9 @@ class Verdict:
     `fix` is a command or a sentence; None takes the `Fix:` of the check's docstring.
     `reproduce` is how to see it by hand, as a command to run on the node. `scope` says what a
     failure is about: this `node`, the `pair` of it and `peers`, or the `cluster`, blaming none.
+    `explains` is which of the checks that its check explains can follow from this failure (None:
+    all), `explained_by` from which this one can follow (None: all that say so; empty: it is a fault
+    of its own).
     """
 
     status: str
@@ -56,6 +59,8 @@ class Verdict:
     reproduce: str | None = None
     scope: str = "node"
     peers: tuple[str, ...] = ()
+    explains: tuple[str, ...] | None = None
+    explained_by: tuple[str, ...] | None = None
 
 
 def ok(summary: str, **more: Any) -> Verdict:
@@ -348,7 +353,7 @@ class Check(Generic[F]):
     exactly one of `judge` (one node alone) and `compare` (all at once).
     `args` gives a probe its arguments from what the inventory wants: JSON-able, the same for all.
     Of an exercise it says what its facts depend on; left out: on all of `launch`.
-    `explains` names checks whose failures can follow from this one's.
+    `explains` names checks whose failures can follow from this one's; a verdict may narrow it.
     """
 
     probe: Callable[..., F] | None = None

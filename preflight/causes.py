@@ -1,20 +1,21 @@
 """From the grid to what explains it. Pure.
 
-A failing result is explained by another when that one's check says so (`explains=`) and both are
-about the same node, or the same pair, or the other is about the whole cluster. What remains
-unexplained is a cause; causes that say the same of several nodes are one.
+A failing result is explained by another when that one's check says so (`explains=`), neither
+verdict says otherwise, and both are about the same node, or the same pair; one that is about the
+whole cluster is explained by what is wrong anywhere. What remains unexplained is a cause; causes
+that say the same of several nodes are one.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from preflight.catalog import Loaded
 from preflight.judge import Cell
 
-SCOPES = ("cluster", "node", "pair")
 
 
 @dataclass
@@ -69,23 +70,24 @@ def explained_by(failing: Sequence[Cell]) -> list[int | None]:
 
     Looked up and not compared each with each: there may be thousands.
     """
-    first: dict[tuple[str, str | None], int] = {}  # by check and node; None is everywhere
+    # The first by source, effect and node; None is any node.
+    first: dict[tuple[str, str, str | None], int] = {}
+    sources: defaultdict[str, set[str]] = defaultdict(set)
     for number, cell in enumerate(failing):
-        places = [None] if cell.verdict.scope == "cluster" else about(cell)
-        for place in places:
-            first.setdefault((cell.check.id, place), number)
-    checks = {cell.check.id: cell.check.check for cell in failing}
-    sources = {
-        effect: [i for i, check in checks.items() if effect in check.explains and i != effect]
-        for effect in checks
-    }
+        source, narrowed = cell.check.id, cell.verdict.explains
+        for effect in cell.check.check.explains:
+            if effect != source and (narrowed is None or effect in narrowed):
+                sources[effect].add(source)
+                for place in (None, *about(cell)):
+                    first.setdefault((source, effect, place), number)
     return [
         min(
             (
-                first[source, place]
+                first[source, cell.check.id, place]
                 for source in sources[cell.check.id]
-                for place in (None, *about(cell))
-                if (source, place) in first
+                if cell.verdict.explained_by is None or source in cell.verdict.explained_by
+                for place in ([None] if cell.verdict.scope == "cluster" else about(cell))
+                if (source, cell.check.id, place) in first
             ),
             default=None,
         )

@@ -53,16 +53,70 @@ def test_an_unexplained_pair_blames_the_pair(tmp_path: Path) -> None:
     assert short(find(cells)) == [("pair", ["a", "b"], "network.path_mtu", [])]
 
 
-def test_a_cluster_cause_is_one_and_explains_everywhere(tmp_path: Path) -> None:
+def test_a_cluster_cause_is_one_and_explains_where_it_is_seen(tmp_path: Path) -> None:
     driver = simple(tmp_path, "software.driver", "software.cuda")
     cuda = simple(tmp_path, "software.cuda")
     cells = [
         cell(driver, "a", scope="cluster", observed="550"),
         cell(driver, "b", scope="cluster", observed="535"),
+        cell(cuda, "b"),
         cell(cuda, "c"),
     ]
     assert short(find(cells)) == [
-        ("cluster", ["a", "b"], "software.driver", [("software.cuda", "c")])
+        ("cluster", ["a", "b"], "software.driver", [("software.cuda", "b")]),
+        ("node", ["c"], "software.cuda", []),
+    ]
+
+
+def test_what_is_about_the_cluster_is_explained_by_one_node(tmp_path: Path) -> None:
+    mtu = simple(tmp_path, "network.mtu", "collective.all_reduce")
+    reduce = simple(tmp_path, "collective.all_reduce")
+    cells = [cell(mtu, "b"), *(cell(reduce, node, scope="cluster") for node in "abc")]
+    follows = [("collective.all_reduce", node) for node in "abc"]
+    assert short(find(cells)) == [("node", ["b"], "network.mtu", follows)]
+
+
+def test_a_failure_explains_only_what_it_says_it_can(tmp_path: Path) -> None:
+    link = simple(tmp_path, "network.link", "network.port", "network.bandwidth")
+    port, bandwidth = simple(tmp_path, "network.port"), simple(tmp_path, "network.bandwidth")
+    cells = [
+        cell(link, "a", summary="slow", explains=("network.bandwidth", "network.mtu")),
+        cell(port, "a"),
+        cell(bandwidth, "a"),
+    ]
+    assert short(find(cells)) == [
+        ("node", ["a"], "network.link", [("network.bandwidth", "a")]),
+        ("node", ["a"], "network.port", []),
+    ]
+
+
+def test_a_verdict_cannot_explain_more_than_its_check(tmp_path: Path) -> None:
+    link, port = simple(tmp_path, "network.link"), simple(tmp_path, "network.port")
+    cells = [cell(link, "a", explains=("network.port",)), cell(port, "a")]
+    assert short(find(cells)) == [
+        ("node", ["a"], "network.link", []),
+        ("node", ["a"], "network.port", []),
+    ]
+
+
+def test_a_fault_of_its_own_stays_a_cause(tmp_path: Path) -> None:
+    link = simple(tmp_path, "network.link", "network.port")
+    port = simple(tmp_path, "network.port")
+    cells = [cell(link, "a"), cell(port, "a", explained_by=())]
+    assert short(find(cells)) == [
+        ("node", ["a"], "network.link", []),
+        ("node", ["a"], "network.port", []),
+    ]
+
+
+def test_a_failure_may_follow_from_some_checks_only(tmp_path: Path) -> None:
+    user = simple(tmp_path, "storage.identity", "launch.paths")
+    mounts = simple(tmp_path, "storage.mounts", "launch.paths")
+    paths = simple(tmp_path, "launch.paths")
+    cells = [cell(user, "a"), cell(mounts, "a"), cell(paths, "a", explained_by=("storage.mounts",))]
+    assert short(find(cells)) == [
+        ("node", ["a"], "storage.mounts", [("launch.paths", "a")]),
+        ("node", ["a"], "storage.identity", []),
     ]
 
 
