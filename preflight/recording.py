@@ -89,10 +89,18 @@ def load(path: Path) -> Recording:
     try:
         return Recording.model_validate_json(read_text(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        what = f"{where}: {first['msg']}" if where else first["msg"]
-        raise ConfigError(f"{path}: not a whole recording: {what}") from error
+        raise ConfigError(f"{path}: {wording(error)}") from error
+
+
+def wording(error: ValidationError) -> str:
+    """Return what is wrong first."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return "is cut off, or is no JSON: " + str(first["ctx"]["error"])
+    # pydantic adds which kind of answer it had in mind
+    where = ".".join(map(str, first["loc"][:3]))
+    said = first["msg"][0].lower() + first["msg"][1:]
+    return "is no recording: " + ": ".join(filter(None, (where, said)))
 
 
 @dataclasses.dataclass
