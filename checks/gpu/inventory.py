@@ -3,9 +3,14 @@
 Why: a missing GPU leaves its rank out, and all others wait for it in the first collective; another
     model, less memory or MIG on one node make that node run out of memory, or NCCL choose
     another path there.
+    Of more GPUs than launch.gpus_per_node those with the most memory count, since CUDA's default
+    order is fastest first: the others, for a display, are not the job's. MIG devices are not
+    counted, and neither are AMD's GPUs looked at.
 Facts: library, error and driver of NVML; gpus: index, error, name, uuid, memory (bytes), mig and
-    pci of each; bus and driverless: NVIDIA's GPUs on the PCI bus; device_files: /dev/nvidia<N>.
-Source: NVML (driver >= 450), /sys/bus/pci/devices/*/{vendor,class,driver}, /dev.
+    pci of each; bus and driverless: NVIDIA's GPUs on the PCI bus, and amd: AMD's; device_files:
+    /dev/nvidia<N>.
+Source: NVML (driver >= 450), /sys/bus/pci/devices/*/{vendor,class,driver}, /dev. CUDA_DEVICE_ORDER
+    in the CUDA C++ Programming Guide.
 Fix: look for "fallen off the bus" or Xid in `dmesg`; reset the GPU with
     `nvidia-smi --gpu-reset -i N`, or reboot; if it stays away, have the hardware looked at.
 """
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from dataclasses import replace
 from typing import Mapping, Sequence
 
 from preflight.api import (
@@ -26,6 +32,7 @@ from preflight.api import (
     same_everywhere,
     skip,
     some,
+    unknown,
     warn,
 )
 from preflight.node.nvml import Gpu, Gpus, gpus
@@ -37,24 +44,66 @@ GIB = 1 << 30
 SEE = "nvidia-smi -L"
 MISMATCH = "NVML/RM version mismatch"
 PLAIN = "the loaded kernel module is of another driver than the library: a reboot was left out"
+NOT_LOADED, GPU_LOST = "Driver Not Loaded", "GPU is lost"
+FIXES = {
+    MISMATCH: "load the driver that fits the library: reboot, or reload the nvidia modules",
+    NOT_LOADED: "modprobe nvidia; if that fails, see dmesg | grep -i nvrm",
+    GPU_LOST: "reboot; see dmesg for the Xid",
+}
+"""Of NVML's words that say that the GPUs cannot be used."""
+LOOK = (
+    "see what nvidia-smi says and dmesg | grep -i nvrm; the login user must be able to open "
+    "/dev/nvidiactl, and a container may have lost it: restart that"
+)
+INSTALL = "install the NVIDIA driver with its libraries, or take the node out of the inventory"
+NO_DRIVER = ": no NVIDIA driver"
+PART = (
+    "see dmesg for the Xid; where jobs are given a part of the GPUs, say with launch.gpus_per_node "
+    "how many"
+)
+ONE_KIND = "give one job nodes with the same GPUs: take the others out of the inventory"
+MOST_SLICES = 7
+"""MIG devices of one GPU: NVIDIA Multi-Instance GPU User Guide."""
 
 
 def compare(facts: Mapping[str, Gpus], want: Want) -> dict[str, Verdict]:
     promised = want.get("launch.gpus_per_node", 0)
+    foreign = of_amd(facts, promised)
+    facts = {node: fact for node, fact in facts.items() if node not in foreign}
     if not promised and not any(fact["gpus"] for fact in facts.values()):
-        return {node: without(fact) for node, fact in facts.items()}
+        return {**foreign, **{node: without(fact) for node, fact in facts.items()}}
     lacking = {node: missing(fact) for node, fact in facts.items()}
-    if all(lacking.values()) and len(facts) > 1:
-        lacking = dict.fromkeys(facts, ())  # all see only a part, as in containers
-    own = {node: alone(fact, lacking[node], want) for node, fact in facts.items()}
-    healthy = {node: fact for node, fact in facts.items() if own[node] is None}
-    beside = alike(healthy, promised)
-    return {node: own[node] or softened(beside[node], lacking[node]) for node in facts}
+    partial = len(facts) > 1 and all(lacking.values())  # all see only a part, as in containers
+    blamed = {} if partial and not promised else lacking
+    own = {node: alone(fact, blamed.get(node, ()), want) for node, fact in facts.items()}
+    usable = {n: facts[n] for n, v in own.items() if v is None or v.status == "warn"}
+    if partial:
+        lacking = {
+            node: () if promised else tuple(one for one in places if one in facts[node]["bus"])
+            for node, places in lacking.items()
+        }
+    beside = alike(usable, promised)
+    found = {node: softened(verdict, lacking[node]) for node, verdict in beside.items()}
+    for node, verdict in own.items():
+        if verdict and (node not in found or found[node].status != "fail"):
+            found[node] = verdict
+    return {**foreign, **found}
+
+
+def of_amd(facts: Mapping[str, Gpus], promised: int) -> dict[str, Verdict]:
+    """Return the verdicts of nodes with as many GPUs of AMD, where no node has any of NVIDIA."""
+    if any(fact["gpus"] or fact["bus"] or fact["driverless"] for fact in facts.values()):
+        return {}
+    return {
+        node: skip("GPUs of AMD ({}): preflight looks at NVIDIA's".format(len(fact["amd"])))
+        for node, fact in facts.items()
+        if len(fact["amd"]) >= max(promised, 1)
+    }
 
 
 def without(fact: Gpus) -> Verdict:
     """Return the verdict of a node where no node has a GPU, and none is promised."""
-    if fact["error"] not in {"", "Driver Not Loaded"}:
+    if fact["error"] not in {"", NOT_LOADED}:
         return broken(fact)
     there = [*fact["bus"], *fact["driverless"]]
     if there:
@@ -72,12 +121,13 @@ def without(fact: Gpus) -> Verdict:
 
 
 def broken(fact: Gpus) -> Verdict:
-    """Return the verdict of an NVML that does not start."""
-    words = PLAIN if MISMATCH in fact["error"] else fact["error"]
-    return fail(
-        "NVML does not start: " + words,
-        observed=fact["error"],
-        fix="load the driver that fits the library: reboot, or reload the nvidia modules",
+    """Return the verdict of an NVML that does not start: known to be fatal, or in its own words."""
+    error = fact["error"]
+    fix = next((fix for words, fix in FIXES.items() if words in error), None)
+    return (fail if fix else unknown)(
+        "NVML does not start: " + (PLAIN if MISMATCH in error else error),
+        observed=error,
+        fix=fix or LOOK,
         reproduce="nvidia-smi",
     )
 
@@ -112,12 +162,23 @@ def short(fact: Gpus, lacking: Sequence[str], want: Want) -> Verdict | None:
     if count >= promised and (not lacking or promised or len(want.nodes) == 1):
         return None
     expected = promised or count + len(lacking)
-    summary = f"{count} of {expected} GPUs"
-    if lacking:
+    if any(gpu["mig"] for gpu in fact["gpus"]) and expected <= count * MOST_SLICES:
+        return warn(
+            f"{models(fact['gpus'])} with MIG, launch.gpus_per_node is {promised}: "
+            "MIG devices are not counted",
+            observed=count,
+            expected=promised,
+            fix="see that there are as many MIG devices: nvidia-smi -L",
+            reproduce=SEE,
+        )
+    summary, fix = f"{count} of {expected} GPUs", None
+    if not fact["library"]:
+        there = len(fact["bus"])
+        summary += f": no libnvidia-ml.so.1, {there} on the PCI bus" if there else NO_DRIVER
+        fix = INSTALL
+    elif lacking:
         summary += f": {some(lacking)} on the PCI bus, not in the driver"
-    elif not fact["library"]:
-        summary += ": no NVIDIA driver"
-    return fail(summary, observed=count, expected=expected, reproduce=SEE)
+    return fail(summary, observed=count, expected=expected, fix=fix, reproduce=SEE)
 
 
 def missing(fact: Gpus) -> tuple[str, ...]:
@@ -132,18 +193,28 @@ def missing(fact: Gpus) -> tuple[str, ...]:
 
 
 def other_model(found: Sequence[Gpu], want: Want) -> Verdict | None:
-    """Return the verdict of a node with another model than the inventory says."""
-    expected = want.get("expect.gpu_model", "")
+    """Return the verdict of a node with too few GPUs of the inventory's model."""
+    expected, promised = want.get("expect.gpu_model", ""), want.get("launch.gpus_per_node", 0)
     others = [gpu for gpu in found if expected.casefold() not in str(gpu["name"]).casefold()]
-    if not others:
+    fitting = len(found) - len(others)
+    if not others or (promised and fitting >= promised):
         return None
-    return fail(
+    fix = None if fitting else "take the node out of the inventory, or correct expect.gpu_model"
+    if fitting and not promised:
+        fix = "say with launch.gpus_per_node how many GPUs the job uses"
+    return (warn if fitting and not promised else fail)(
         f"{models(others)}, expected {expected}",
         observed=models(found),
         expected=expected,
-        fix="take the node out of the inventory, or correct expect.gpu_model",
+        fix=fix,
         reproduce=SEE,
     )
+
+
+def used(found: Sequence[Gpu], promised: int) -> list[Gpu]:
+    """Return the GPUs of the job: of more than are promised, those with the most memory."""
+    most = sorted(found, key=lambda gpu: -(gpu["memory"] or 0))
+    return sorted(most[: promised or None], key=lambda gpu: gpu["index"])
 
 
 # ---- what differs between nodes ------------------------------------------------------------
@@ -151,23 +222,32 @@ def other_model(found: Sequence[Gpu], want: Want) -> Verdict | None:
 
 def alike(facts: Mapping[str, Gpus], promised: int) -> dict[str, Verdict]:
     """Return what sets a node apart from the others: count and model, memory, MIG mode."""
-    shapes = {
-        node: kinds(fact["gpus"]) if promised else models(fact["gpus"])
-        for node, fact in facts.items()
-    }
+    gpus = {node: used(fact["gpus"], promised) for node, fact in facts.items()}
+    shapes = {node: kinds(own) if promised else models(own) for node, own in gpus.items()}
     shaped = same_everywhere(shapes, "GPUs:", reproduce=SEE)
-    small = smaller(facts)
+    small = smaller(gpus)
     modes = same_everywhere(
-        {node: mig(fact["gpus"]) for node, fact in facts.items()},
+        {node: mig(own) for node, own in gpus.items()},
         "MIG",
         fix="set it as on the other nodes: nvidia-smi -mig 0 (or 1), then reset the GPUs",
         reproduce="nvidia-smi --query-gpu=index,mig.mode.current --format=csv",
     )
     verdicts = {}
     for node, fact in facts.items():
-        odd = [v for v in (shaped[node], small.get(node), modes[node]) if v and v.status != "pass"]
+        one = replace(shaped[node], fix=shape_fix(gpus[node], shaped[node]))
+        odd = [v for v in (one, small.get(node), modes[node]) if v and v.status != "pass"]
         verdicts[node] = odd[0] if odd else ok(described(fact["gpus"]))
     return verdicts
+
+
+def shape_fix(found: Sequence[Gpu], verdict: Verdict) -> str | None:
+    """Return what mends another count or model; None, the check's own, if GPUs got lost."""
+    if verdict.status == "pass":
+        return None
+    if not found:
+        return INSTALL
+    strange = [gpu for gpu in found if str(gpu["name"]) not in str(verdict.expected)]
+    return ONE_KIND if strange else None
 
 
 def softened(verdict: Verdict, lacking: Sequence[str]) -> Verdict:
@@ -177,15 +257,16 @@ def softened(verdict: Verdict, lacking: Sequence[str]) -> Verdict:
     return warn(
         f"{verdict.summary}; {some(lacking)} on the PCI bus, not in the driver",
         observed=list(lacking),
+        fix=PART,
         reproduce=SEE,
     )
 
 
-def smaller(facts: Mapping[str, Gpus]) -> dict[str, Verdict]:
+def smaller(found: Mapping[str, Sequence[Gpu]]) -> dict[str, Verdict]:
     """Return the verdicts of nodes whose GPUs have less memory than the others'."""
     least = {
-        node: min((gpu["memory"] for gpu in fact["gpus"] if gpu["memory"]), default=0)
-        for node, fact in facts.items()
+        node: min((gpu["memory"] for gpu in gpus if gpu["memory"]), default=0)
+        for node, gpus in found.items()
     }
     usual = statistics.median_low([memory for memory in least.values() if memory] or [0])
     return {

@@ -4,9 +4,10 @@ Why: after an upgrade without a reboot, the new library refuses to talk to the o
     jobs go on, and no new one starts. With other drivers on other nodes, NCCL and CUDA take other
     code paths.
 Facts: module, the version of the loaded kernel module; nvml, the version that NVML says; problem,
-    what NVML says instead; library, the version in the file name of NVML's library.
+    what NVML says instead, and only then library, the version in the file name of NVML's library;
+    amd, how many GPUs of AMD there are, where nothing of NVIDIA's driver is.
 Source: /proc/driver/nvidia/version, /sys/module/nvidia/version, nvmlSystemGetDriverVersion, the
-    link libnvidia-ml.so.1, https://github.com/lyulyul/shine-cluster/issues/30.
+    link libnvidia-ml.so.1, /sys/bus/pci/devices, https://github.com/lyulyul/shine-cluster/issues/30.
 Fix: install one driver version on all nodes and reboot; hold its packages back from
     unattended-upgrades.
 """
@@ -27,8 +28,11 @@ from preflight.api import (
     Verdict,
     Want,
     fail,
+    skip,
     unknown,
+    warn,
 )
+from preflight.node.nvml import on_the_bus
 from preflight.node.software import together, versions
 
 MODULE = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
@@ -46,6 +50,10 @@ RELOAD = (
     "modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia"
 )
 LOAD = "modprobe nvidia; if that fails, see dmesg | grep -i nvrm"
+LIBRARY = (
+    "install the libraries of the driver too, of the module's version: libnvidia-compute (Ubuntu), "
+    "nvidia-driver-cuda-libs (RHEL)"
+)
 BY_HAND = "cat /proc/driver/nvidia/version; nvidia-smi"
 
 
@@ -55,14 +63,15 @@ class Driver(TypedDict):
     problem: str
     """What NVML says is wrong; empty too where there is no NVML."""
     library: str | None
+    amd: int
 
 
 def driver(node: Node) -> Driver:
-    found = Driver(module=module(node), nvml=None, problem="", library=None)
+    found = Driver(module=module(node), nvml=None, problem="", library=None, amd=0)
     try:
         found["nvml"] = node.nvml("nvmlSystemGetDriverVersion")
     except Absent:
-        pass
+        found["amd"] = 0 if found["module"] else len(on_the_bus(node)[2])
     except Unobservable as problem:
         found["problem"] = str(problem)
         found["library"] = library(node)
@@ -93,14 +102,24 @@ def library(node: Node) -> str | None:
 def compare(facts: Mapping[str, Driver], want: Want) -> dict[str, Verdict]:
     found = {node: fact["module"] or fact["nvml"] for node, fact in facts.items()}
     promised = want.get("launch.gpus_per_node", 0)
+    anywhere = any(found.values())
+    foreign = {
+        node: skip("no NVIDIA driver; GPUs of AMD: {}".format(fact["amd"]))
+        for node, fact in facts.items()
+        if not anywhere and fact["amd"] >= max(promised, 1)
+    }
+    facts = {node: fact for node, fact in facts.items() if node not in foreign}
+    found = {node: version for node, version in found.items() if node not in foreign}
     without = [node for node in found if promised and not found[node]]
     present = {node: version for node, version in found.items() if node not in without}
     verdicts = versions(present, "NVIDIA driver", want.get("expect.driver"), reproduce=BY_HAND)
     for node, verdict in verdicts.items():
         if not_loaded(facts[node]) and verdict.status == FAIL:
             verdicts[node] = replace(verdict, details=(facts[node]["problem"],), fix=LOAD)
+    needed = bool(promised) or any(fact["nvml"] for fact in facts.values())
     return together(
-        {node: one for node, fact in facts.items() for one in broken(fact)},
+        foreign,
+        {node: one for node, fact in facts.items() for one in broken(fact, needed)},
         {node: lacking(facts[node], promised) for node in without},
         verdicts,
     )
@@ -116,7 +135,7 @@ def lacking(fact: Driver, promised: int) -> Verdict:
     )
 
 
-def broken(fact: Driver) -> list[Verdict]:
+def broken(fact: Driver, needed: bool) -> list[Verdict]:
     """Return the verdict of a node whose driver is not in order by itself, if it is not."""
     version, other = fact["module"], fact["nvml"] or fact["library"]
     if MISMATCH in fact["problem"] or (version and fact["nvml"] and version != fact["nvml"]):
@@ -131,6 +150,9 @@ def broken(fact: Driver) -> list[Verdict]:
                 reproduce=BY_HAND,
             )
         ]
+    if version and not (fact["nvml"] or fact["problem"]):
+        words = f"kernel module {version} is loaded, but there is no libnvidia-ml.so.1"
+        return [(fail if needed else warn)(words, fix=LIBRARY, reproduce=BY_HAND)]
     if fact["problem"] and not not_loaded(fact):
         return [unknown(f"{fact['problem']} (kernel module {version or 'not loaded'})")]
     return []

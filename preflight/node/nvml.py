@@ -11,9 +11,11 @@ from typing import Any, TypedDict
 from preflight.api import Absent, Node, Unobservable
 
 PCI = "/sys/bus/pci/devices"
-NVIDIA = "0x10de"
+NVIDIA, AMD = "0x10de", "0x1002"
 GPU_CLASS = "0x03"
 """PCI base class of display controllers, 3D controllers among them; NVSwitches are bridges."""
+AMD_CLASSES = (GPU_CLASS, "0x12")
+"""Its MI300 are processing accelerators."""
 
 
 class Gpu(TypedDict):
@@ -41,6 +43,8 @@ class Gpus(TypedDict):
     """PCI addresses of the GPUs that the kernel gave to the driver `nvidia`."""
     driverless: list[str]
     """PCI addresses of those that no driver has, or nouveau; not of those given to a guest."""
+    amd: list[str]
+    """PCI addresses of the GPUs that the driver `amdgpu` has."""
     device_files: int
     """How many /dev/nvidia<N> there are: fewer than on the bus in a container."""
 
@@ -51,7 +55,7 @@ def gpus(node: Node) -> Gpus:
     Source: NVML (nvmlDeviceGetCount_v2, Name, UUID, MemoryInfo, MigMode, PciInfo_v3),
     /sys/bus/pci/devices/*/{vendor,class,driver}, /dev.
     """
-    bus, driverless = on_the_bus(node)
+    bus, driverless, amd = on_the_bus(node)
     found = Gpus(
         library=True,
         error="",
@@ -59,6 +63,7 @@ def gpus(node: Node) -> Gpus:
         gpus=[],
         bus=bus,
         driverless=driverless,
+        amd=amd,
         device_files=device_files(node),
     )
     try:
@@ -102,20 +107,26 @@ def words(error: Exception) -> str:
     return str(error).replace("NVML: ", "", 1).rstrip(".")
 
 
-def on_the_bus(node: Node) -> tuple[list[str], list[str]]:
-    """Return the PCI addresses of NVIDIA's GPUs: the driver's, and the others."""
+def on_the_bus(node: Node) -> tuple[list[str], list[str], list[str]]:
+    """Return the PCI addresses of GPUs: those of NVIDIA's driver, NVIDIA's others, and AMD's."""
     bus: list[str] = []
     driverless: list[str] = []
+    amd: list[str] = []
     for address in node.listdir(PCI) or ():
-        if (node.read(f"{PCI}/{address}/vendor") or "").strip() != NVIDIA:
+        vendor = (node.read(f"{PCI}/{address}/vendor") or "").strip()
+        if vendor not in {NVIDIA, AMD}:
             continue
-        if (node.read(f"{PCI}/{address}/class") or "").startswith(GPU_CLASS):
-            driver = (node.readlink(f"{PCI}/{address}/driver") or "").rsplit("/", 1)[-1]
-            if driver == "nvidia":
-                bus.append(address)
-            elif driver in {"", "nouveau"}:
-                driverless.append(address)
-    return bus, driverless
+        kind = node.read(f"{PCI}/{address}/class") or ""
+        if not kind.startswith(GPU_CLASS if vendor == NVIDIA else AMD_CLASSES):
+            continue
+        driver = (node.readlink(f"{PCI}/{address}/driver") or "").rsplit("/", 1)[-1]
+        if driver == "nvidia":
+            bus.append(address)
+        elif driver == "amdgpu":
+            amd.append(address)
+        elif vendor == NVIDIA and driver in {"", "nouveau"}:
+            driverless.append(address)
+    return bus, driverless, amd
 
 
 def device_files(node: Node) -> int:
