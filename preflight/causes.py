@@ -17,7 +17,6 @@ from preflight.catalog import Loaded
 from preflight.judge import Cell
 
 
-
 @dataclass
 class Cause:
     """What explains some failing results; `cells` are its own, `explains` those that follow."""

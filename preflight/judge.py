@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ Evidence = Mapping[str, Mapping[str, Fact]]
 """Facts by evidence key and node: the report's `facts`."""
 REACH = "access.ssh"
 """The check whose facts say which nodes were reached."""
+SCOPES = ("node", "pair", "cluster")
 SKIPPED_KINDS = ("needs_root", "not_reached", "not_permitted")
 
 
@@ -125,9 +127,25 @@ def guarded(one: Loaded, function: Any, facts: Any, want: Want) -> Any:
 
 def checked(one: Loaded, verdict: Any) -> Verdict:
     """Return a judge's verdict if it is one."""
-    if isinstance(verdict, Verdict) and verdict.status in STATUSES and verdict.summary:
+    if isinstance(verdict, Verdict) and is_whole(verdict):
         return verdict
     return unknown(f"bug in check {one.id}: no verdict for this node, but {verdict!r}")
+
+
+def is_whole(said: Verdict) -> bool:
+    """Whether a verdict has what its type promises, and can be written as JSON."""
+    if said.status not in STATUSES or said.scope not in SCOPES or not said.summary:
+        return False
+    many = (said.details, said.peers)
+    if not all(isinstance(texts, (list, tuple)) for texts in many):
+        return False
+    texts = [said.summary, said.fix or "", said.reproduce or "", *said.details, *said.peers]
+    values = [texts, said.observed, said.expected]
+    try:
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError):
+        return False
+    return all(isinstance(text, str) for text in texts)
 
 
 def of_problem(one: Loaded, problem: Mapping[str, Any] | None) -> Verdict:

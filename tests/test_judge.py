@@ -10,7 +10,7 @@ import pytest
 from preflight import catalog
 from preflight.api import Want
 from preflight.catalog import Loaded
-from preflight.judge import judge, judge_check
+from preflight.judge import judge, judge_check, outdated
 from tests.checks_made import made, simple
 
 WANT = Want(nodes=["a", "b"])
@@ -36,6 +36,13 @@ def said(one: Loaded, facts: dict[str, Any]) -> dict[str, tuple[str, str]]:
          ("unknown", "bug in check site.one: KeyError: 'x'")),
         ({"value": ["pass", ""]}, ("unknown", "bug in check site.one: no verdict for this node")),
         ({"value": ["good", "x"]}, ("unknown", "bug in check site.one: no verdict for this node")),
+        ({"value": ["pass", 5]}, ("unknown", "bug in check site.one: no verdict for this node")),
+        ({"value": ["fail", "x", "nowhere"]},
+         ("unknown", "bug in check site.one: no verdict for this node")),
+        ({"value": ["fail", "x", "pair", [5]]},
+         ("unknown", "bug in check site.one: no verdict for this node")),
+        ({"value": ["fail", "x", "node", [], float("nan")]},
+         ("unknown", "bug in check site.one: no verdict for this node")),
         ({"value": 5}, ("unknown", "bug in check site.one: TypeError: cannot unpack")),
     ],
 )  # fmt: skip
@@ -90,6 +97,62 @@ def test_compare_that_crashes(tmp_path: Path) -> None:
     assert set(found.values()) == {
         ("unknown", "bug in check site.one: ZeroDivisionError: division by zero")
     }
+
+
+ARGS = """
+def probe(node, *args):
+    return 1
+
+
+def judge(facts, want):
+    return ok("fine")
+
+
+CHECK = Check(probe=probe, judge=judge{more})
+"""
+DRIVES = """
+def exercise(fleet, want):
+    return {{}}
+
+
+def judge(facts, want):
+    return ok("fine")
+
+
+CHECK = Check(exercise=exercise, judge=judge{more})
+"""
+BOTH = ", args=lambda want: (want.get('launch.port') and want.get('expect.mtu'),)"
+
+
+@pytest.mark.parametrize(
+    ("code", "more", "launch", "expect", "why"),
+    [
+        (ARGS, "", {"port": 2, "user": "b"}, {"mtu": 9000}, ""),
+        (ARGS, ", args=lambda want: [want.launch['port']]", {"port": 1, "user": "b"}, {}, ""),
+        (ARGS, ", args=lambda want: [want.launch['port']]", {"port": 2, "user": "b"}, {},
+         "recorded for another launch: port"),
+        (ARGS, ", args=lambda want: [want.launch, want.expect]", {"user": "b"}, {"mtu": 9000},
+         "recorded for another launch: port, user; recorded for another expect: mtu"),
+        (ARGS, ", args=lambda want: [want.expect['mtu'] + 1]", {"port": 1}, {"mtu": 9000},
+         "recorded for another expect: mtu"),
+        (ARGS, BOTH, {"port": 1}, {"mtu": 9000}, "recorded for another expect: mtu"),
+        (ARGS, ", args=lambda want: (len(want.launch) + len(want.expect) > 2,)",
+         {"port": 1, "user": "b"}, {"mtu": 9000}, "recorded for another inventory"),
+        (DRIVES, "", {"port": 1}, {"mtu": 9000}, ""),
+        (DRIVES, "", {"port": 1, "user": "b"}, {}, "recorded for another launch: user"),
+        (DRIVES, ", args=lambda _: ()", {"port": 2, "user": "b"}, {}, ""),
+    ],
+)  # fmt: skip
+def test_facts_for_another_want(
+    tmp_path: Path,
+    code: str,
+    more: str,
+    launch: dict[str, Any],
+    expect: dict[str, Any],
+    why: str,
+) -> None:
+    one = made(tmp_path, "site.one", code.format(more=more))
+    assert outdated(one, Want({"port": 1}), Want(launch, expect)) == why
 
 
 def test_nodes_not_reached_and_skipped_checks(tmp_path: Path) -> None:

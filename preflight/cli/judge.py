@@ -88,7 +88,8 @@ def see_all_known(path: Path, report: model.Report, known: Catalog) -> None:
     lost = [one.id for one in report.checks if one.id not in known]
     if lost:
         raise ConfigError(
-            f"{path}: there is no check {listed(lost)} here; name the folder of it: --checks DIR"
+            f"{path}: made with checks that are not known here: {listed(lost)}; "
+            "name their folder: --checks DIR"
         )
 
 

@@ -149,7 +149,8 @@ def waived(page: Page, report: Report, today: dt.date) -> None:
         strict = ", and count as failures in this run" if warnings_count(report) else ""
         page.title("expired waivers, which waive nothing" + strict)
     for w in over:
-        who = w.get("node") or f"all {len(report.nodes)} nodes"
+        names = [w["node"]] if "node" in w else [node.name for node in report.nodes]
+        who = out_of(names, len(report.nodes))
         page.heading(BULLET, who, "until {until} by {owner}: {reason}".format(**w), w["check"])
 
 

@@ -186,7 +186,7 @@ def test_the_least_of_a_report(tmp_path: Path) -> None:
         (json.dumps(SMALL | {"node": []}), "node: unknown key"),
         (json.dumps(SMALL | {"run": RUN | {"level": "deeper"}}),
          "run.level: 'deeper' is not 'quick', 'standard' or 'deep'"),
-        (json.dumps(SMALL | {"run": RUN | {"seconds": 0}}).replace('"seconds": 0', '"seconds": 1e999'),
+        (json.dumps(SMALL | {"run": RUN | {"seconds": 0}}).replace(': 0,', ": 1e999,"),
          "run.seconds: Infinity: input should be a finite number"),
     ],
 )  # fmt: skip
