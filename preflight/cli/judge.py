@@ -28,7 +28,7 @@ MOST_NAMES = 3
     multiple=True,
     shell_complete=complete.check_ids,
     metavar="ID",
-    help="Not ready unless it says something.",
+    help="Undetermined unless it says something; repeatable.",
 )
 @click.option("--fail-on", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
 @click.option("--json", "json_path", metavar="PATH", help="Write the new report; - is stdout.")
@@ -46,7 +46,7 @@ def command(
 ) -> int:
     """Judge the facts in REPORT again, by today's rules or by another inventory.
 
-    No node is touched. Exit codes are those of `run`.
+    No node is touched. What was asked for another launch is unknown. Exit codes are those of `run`.
     """
     options.see_writable(json_path)
     old = model.read(report_path)
