@@ -56,3 +56,12 @@ def simple(folder: Path, check_id: str, *explains: str, more: str = "") -> Loade
         CHECK = Check(probe=probe, judge=judge, explains={explains!r}{more})
         """,
     )
+
+
+def probing(probe: str, judge: str = "return ok('fine')") -> str:
+    """Return the code of a check whose probe and judge are these lines."""
+    return (
+        f"def probe(node):\n    {probe}\n\n\n"
+        f"def judge(facts, want):\n    {judge}\n\n\n"
+        "CHECK = Check(probe=probe, judge=judge)\n"
+    )

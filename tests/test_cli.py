@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import jsonschema
@@ -13,6 +15,7 @@ import pytest
 import yaml
 
 from preflight import __version__, catalog
+from tests import checks_made
 from tests.checks_made import write
 
 HANDS = ["run", "checks", "explain", "judge", "schema"]
@@ -92,12 +95,176 @@ def test_the_inventory_schema_takes_the_example() -> None:
     assert set(example) <= set(schema["properties"])
 
 
-def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_said_before_any_contact(tmp_path: Path) -> None:
     done = cli("run", "--only", "access", "--json", str(tmp_path / "no" / "r.json"))
-    assert done.returncode == 2
+    assert (done.returncode, done.stdout) == (2, "")
     assert (
         done.stderr == f"preflight: {tmp_path}/no/r.json: cannot write: No such file or directory\n"
     )
+
+
+def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    probe = f"import shutil; shutil.rmtree({str(folder)!r}); return 1"
+    write(tmp_path / "checks", "site.x", checks_made.probing(probe))
+    done = cli(
+        *("run", "--checks", str(tmp_path / "checks"), "--only", "site"),
+        *("--json", str(folder / "r.json")),
+    )
+    assert done.returncode == 3
+    assert "READY" in done.stdout
+    assert done.stderr == f"preflight: {folder}/r.json: cannot write: No such file or directory\n"
+
+
+def test_a_report_goes_to_where_a_link_or_pipe_leads(tmp_path: Path) -> None:
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    assert cli("run", "--only", "access", "--json", str(link)).returncode == 3
+    assert link.is_symlink()
+    assert json.loads(real.read_text())["schema"] == "preflight.report/1"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        assert cli("run", "--only", "access", "--json", str(pipe)).returncode == 3
+        assert reader.stdout
+        assert json.load(reader.stdout)["schema"] == "preflight.report/1"
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this machine")
+def test_a_full_disk_is_no_error_of_ours() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "preflight", "checks"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 3
+    assert done.stderr == "preflight: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--deadline", "nan"], "nan is not a number of seconds"),
+        (["--nodes", ""], "--nodes: "),
+        (["--exclude", ""], "--exclude: "),
+        (["--skip", "access.ssh"], "'access.ssh' has access.ssh, and nothing runs without it"),
+        (["--skip", "access"], "'access' has access.ssh, and nothing runs without it"),
+        (["--skip", "host.shm,nothing=why"], "--skip: there is no check or group 'nothing'"),
+        (["--only", "host.shm,,"], "--only: there is no check or group ''"),
+        (["--require", "gpu, nothing"], "--require: there is no check or group 'nothing'"),
+    ],
+)
+def test_options_that_say_nothing_sensible(args: list[str], said: str) -> None:
+    done = cli("run", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_lists_of_checks_may_have_blanks_and_commas(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    cli(
+        "run",
+        "--only",
+        "host.shm, host.limits",
+        "--skip",
+        "host.limits,host.clock=later",
+        "--json",
+        str(path),
+    )
+    rows = {r["check"]: r["summary"] for r in json.loads(path.read_text())["results"]}
+    assert {"host.shm", "host.limits"} <= set(rows)
+    assert rows["host.limits"] == "later"
+
+
+def test_a_required_check_that_does_not_run_leaves_it_open() -> None:
+    done = cli("run", "--only", "host.shm", "--require", "gpu.inventory")
+    assert done.returncode == 3
+    assert "UNDETERMINED" in done.stdout
+    assert "a required check said nothing on" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("raise SystemExit(0)", 2), ("import sys; sys.exit()", 2)]
+)
+def test_a_check_file_cannot_end_a_run(tmp_path: Path, text: str, code: int) -> None:
+    path = write(tmp_path, "site.bad", text)
+    done = cli("run", "--checks", str(tmp_path))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(f"preflight: {path}: does not import: SystemExit")
+
+
+@pytest.mark.parametrize("name", ["", "flat.py"])
+def test_a_folder_without_a_check(tmp_path: Path, name: str) -> None:
+    if name:
+        (tmp_path / name).write_text("")
+    done = cli("checks", "--checks", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"preflight: {tmp_path}: no check in it; a check is a file like network/mtu.py there\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ssh:\n  jump: b:99999\n", "2: ssh.jump: 'b:99999': port 99999 is not from 1 to 65535"),
+        ("expect:\n  mtu: -1\n", "2: expect.mtu: "),
+        ("checks:\n  skip: {access.ssh: no}\n", "checks.skip: 'access.ssh' has access.ssh"),
+        ("ssh:\n  key: other.yaml\n", "node a: ssh.key: "),
+    ],
+)
+def test_inventories_that_cannot_be_meant(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "c.yaml"
+    (tmp_path / "other.yaml").write_text("no key")
+    path.write_text(f"{text}nodes: [a]\n")
+    done = cli("run", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("preflight: ")
+    assert said in done.stderr
+    assert str(path) in done.stderr or said.startswith("checks.skip")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_waiver_of_a_group(tmp_path: Path) -> None:
+    write(tmp_path, "site.x", checks_made.probing("return 1", "return fail('broken')"))
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "nodes: [{name: a, transport: local}]\n"
+        "waivers: [{check: site, until: 2999-01-01, owner: me, reason: known}]\n"
+    )
+    done = cli("run", str(path), "--checks", str(tmp_path), "--only", "site")
+    assert done.returncode == 0
+    assert "1 failure waived" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "colour"),
+    [([], {}, True), ([], {"NO_COLOR": "1"}, False), (["--no-color"], {}, False)],
+)
+def test_colour_on_a_terminal(args: list[str], env: dict[str, str], colour: bool) -> None:
+    ours, theirs = pty.openpty()
+    clean = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR"}}
+    with subprocess.Popen(
+        [sys.executable, "-m", "preflight", "run", "--only", "host.shm", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env={**clean, "TERM": "xterm", **env},
+    ):
+        os.close(theirs)
+        text = b""
+        with suppress(OSError):  # EIO is the end
+            while part := os.read(ours, 4096):
+                text += part
+    os.close(ours)
+    assert b"READY" in text
+    assert (b"\x1b[" in text) == colour
 
 
 def test_a_check_that_does_not_import_stops_everything(tmp_path: Path) -> None:

@@ -347,6 +347,7 @@ def test_schema_is_one_and_takes_the_example() -> None:
     assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert found["$defs"]["Expect"]["properties"]["mtu"] == {
         "description": "MTU of the data plane (bytes)",
+        "minimum": 0,
         "type": "integer",
     }
     text = (ROOT / "inventory.example.yaml").read_text(encoding="utf-8")

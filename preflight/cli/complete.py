@@ -24,9 +24,12 @@ def check_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 def nodes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's signature
     """Return the nodes of the inventory on the line that begin like what was typed."""
-    source = ctx.params.get("source")
+    # click takes no arguments from a line that ends in an option without its value
+    source = next(filter(None, (ctx.params.get("source"), *ctx.args)), None)
+    if source is None:
+        return []
     try:
-        _, cluster = options.loaded(Path(source) if source else None, ctx.params.get("dirs") or ())
+        _, cluster = options.loaded(Path(source), ctx.params.get("dirs") or ())
     except PreflightError:
         return []
     front, comma, last = incomplete.rpartition(",")

@@ -185,11 +185,13 @@ def test_why_a_node_is_undetermined_without_an_unknown() -> None:
         grid.say(check, ["gpu05"], SKIP, "needs root")
     found = lines(grid.report(Policy(require=frozenset({"host.shm"}))))
     assert " ".join(" ".join(found[2:4]).split()) == (
-        "UNDETERMINED a required check was skipped on gpu03; no check said anything of gpu05; "
+        "UNDETERMINED a required check said nothing on gpu03; no check judged gpu05; "
         "6 of 8 nodes are ready: gpu[01-02,04,06-08]"
     )
     found = lines(grid.report())
-    assert found[2] == ("UNDETERMINED  no check said anything of gpu05; 7 of 8 nodes are ready:")
+    assert found[2] == (
+        "UNDETERMINED  no check judged gpu05; 7 of 8 nodes are ready: gpu[01-04,06-08]"
+    )
 
 
 def test_one_node_that_is_not_ready_or_undetermined() -> None:
