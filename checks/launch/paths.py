@@ -4,8 +4,9 @@ Why: a rank whose node lacks them ends before it says anything, and all the othe
     the rendezvous.
 Facts: workdir and python (path as it stands in the inventory, or found on PATH; error of going
     there, in a process of its own; usable by the login user; target of a link that leads nowhere).
-    Without launch.python it is the non-login shell's python3. In a container they are not looked
-    at: see software.container.
+    `~` is the home of launch.user, else of the login user. Without launch.python it is python3,
+    looked for on the PATH of launch.env, else of the non-login shell. In a container they are not
+    looked at: see software.container.
 Source: stat(2), access(2), readlink(2), $PATH.
 Fix: mount or install it there as on the other nodes, or name another: launch.workdir,
     launch.python.
@@ -13,16 +14,22 @@ Fix: mount or install it there as on the other nodes, or name another: launch.wo
 
 from __future__ import annotations
 
+import stat
 from dataclasses import replace
-from typing import Mapping, TypedDict
+from typing import Any, Mapping, TypedDict
 
 from preflight.api import NO_ANSWER, Check, Node, Unobservable, Verdict, Want, fail, ok, skip
+from preflight.node.launch import DEFAULT, expanded, interpreter
 
-DEFAULT = "python3"
+KEYS = ("workdir", "python", "user")
+"""Of the inventory's launch, where what is looked at is named."""
+
+FOLDER, NO_FOLDER = "a directory", "no directory"
+"""The `error` of an interpreter or working directory that is of the wrong kind."""
 
 
 class Place(TypedDict):
-    """What going to a path gave; `error` is empty, `no answer` or the name of an errno."""
+    """What going to a path gave; `error` is empty, of the wrong kind, or as of a visit."""
 
     path: str
     error: str
@@ -38,32 +45,42 @@ class Paths(TypedDict):
     python: Place | None
 
 
-def probe(node: Node, workdir: str | None, python: str | None, contained: bool) -> Paths:
-    if contained:
+def probe(node: Node, launch: Mapping[str, Any]) -> Paths:
+    if launch["contained"]:
         return Paths(workdir=None, python=None)
-    where = expanded(node, workdir) if workdir else None
-    what = expanded(node, python or DEFAULT)
+    workdir = launch.get("workdir")
+    where = expanded(node, workdir, launch.get("user")) if workdir else None
+    what = found(node, interpreter(node, launch), launch["path"])
     return Paths(
-        workdir=place(node, where, "") if where else None,
-        python=place(node, what, "x") if what else None,
+        workdir=place(node, where, True) if where else None,
+        python=place(node, what, False) if what else None,
     )
 
 
-def expanded(node: Node, path: str) -> str | None:
-    """Return a whole path: `~` is the login user's home, a bare name is looked for on PATH."""
-    if path == "~" or path.startswith("~/"):
-        return node.environ().get("HOME", "") + path[1:]
-    return path if "/" in path else node.which(path)
+def found(node: Node, program: str, path: str | None) -> str | None:
+    """Return the path of a program; a bare name is looked for as env(1) does."""
+    if "/" in program:
+        return program
+    if path is None:
+        return node.which(program)
+    places = [f"{folder}/{program}" for folder in path.split(":") if folder]
+    return next((one for one in places if node.access(one, "x") and not is_folder(node, one)), None)
 
 
-def place(node: Node, path: str, mode: str) -> Place:
+def place(node: Node, path: str, folder: bool) -> Place:
     """Return what a path gives; the visit guards what follows against a mount that hangs."""
-    visit = node.visit([path])[path]
-    usable = visit.readable
-    if mode and not visit.error:
-        usable = node.access(path, mode)
-    target = dangling(node, path) if visit.error == "ENOENT" else ""
-    return Place(path=path, error=visit.error, usable=usable, target=target)
+    error = node.visit([path])[path].error
+    usable = not error and node.access(path, "x")
+    if not error and is_folder(node, path) != folder:
+        error, usable = NO_FOLDER if folder else FOLDER, False
+    target = dangling(node, path) if error == "ENOENT" else ""
+    return Place(path=path, error=error, usable=usable, target=target)
+
+
+def is_folder(node: Node, path: str) -> bool:
+    """Whether a path that answers is a directory."""
+    there = node.stat(path)
+    return there is not None and stat.S_ISDIR(there.mode)
 
 
 def dangling(node: Node, path: str) -> str:
@@ -74,24 +91,27 @@ def dangling(node: Node, path: str) -> str:
         return ""
 
 
-def asked(want: Want) -> tuple[str | None, str | None, bool]:
+def asked(want: Want) -> tuple[dict[str, Any]]:
     """Return the arguments of the probe."""
-    return want.get("launch.workdir"), want.get("launch.python"), bool(want.get("launch.container"))
+    named = {key: want.launch[key] for key in KEYS if want.launch.get(key)}
+    path, contained = want.get("launch.env.PATH"), bool(want.get("launch.container"))
+    return ({**named, "path": path, "contained": contained},)
 
 
 def compare(facts: Mapping[str, Paths], want: Want) -> dict[str, Verdict]:
-    workdir, python, contained = asked(want)
-    if contained:
+    workdir, python = want.get("launch.workdir"), want.get("launch.python")
+    if want.get("launch.container"):
         return dict.fromkeys(facts, skip("they are in the container, not on the node"))
     pythons = {node: fact["python"] for node, fact in facts.items()}
     workdirs = {node: fact["workdir"] for node, fact in facts.items()}
     if not (workdir or python or any(pythons.values())):
         return dict.fromkeys(facts, skip(f"neither is named, and no node has a {DEFAULT}"))
-    found = judged(pythons, python or DEFAULT, "executed")
+    whose = "launch.env" if want.get("launch.env.PATH") else "the non-login shell"
+    second = judged(pythons, f"{python or DEFAULT} is not on the PATH of {whose}", "executed")
     if not workdir:
-        return found
-    first = judged(workdirs, workdir, "entered")
-    return {node: both(first[node], found[node]) for node in facts}
+        return second
+    first = judged(workdirs, "", "entered")
+    return {node: both(first[node], second[node]) for node in facts}
 
 
 def both(first: Verdict, second: Verdict) -> Verdict:
@@ -103,9 +123,9 @@ def both(first: Verdict, second: Verdict) -> Verdict:
     return first if second.status == "pass" else replace(first, details=(second.summary,))
 
 
-def judged(places: Mapping[str, Place | None], name: str, done: str) -> dict[str, Verdict]:
+def judged(places: Mapping[str, Place | None], lost: str, done: str) -> dict[str, Verdict]:
     """Return the verdicts of one path on all nodes; `done` is what must be possible with it."""
-    wrong = {node: trouble(place, name, done) for node, place in places.items()}
+    wrong = {node: trouble(place, done) if place else lost for node, place in places.items()}
     good = [node for node, words in wrong.items() if not words]
     verdicts = {}
     for node, words in wrong.items():
@@ -117,21 +137,21 @@ def judged(places: Mapping[str, Place | None], name: str, done: str) -> dict[str
             words + beside(len(good), len(places)),
             observed=(place["error"] or "no permission") if place else "not on PATH",
             scope="node" if good or len(places) == 1 else "cluster",
-            reproduce="ls -ld {}".format(place["path"] if place else name),
+            reproduce="ls -ld {}".format(place["path"]) if place else "echo $PATH",
         )
     return verdicts
 
 
-def trouble(place: Place | None, name: str, done: str) -> str:
+def trouble(place: Place, done: str) -> str:
     """Say what is wrong with a path; nothing if it is all right."""
-    if place is None:
-        return f"{name} is not on the PATH of the non-login shell"
     path, error, target = place["path"], place["error"], place["target"]
     if target:
         return f"{path} is a link to {target}, which does not exist"
     words = {
         "": "" if place["usable"] else f"{path} may not be {done} by the login user",
         "ENOENT": f"{path} does not exist",
+        FOLDER: f"{path} is a directory",
+        NO_FOLDER: f"{path} is no directory",
         "EACCES": f"{path} may not be seen by the login user",
         NO_ANSWER: f"{path} does not answer in 2 s: whatever touches it hangs",
     }

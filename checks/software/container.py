@@ -25,7 +25,6 @@ from preflight.api import (
     fail,
     same_everywhere,
     skip,
-    unknown,
 )
 from preflight.node.software import EXEC_ENGINES
 
@@ -150,7 +149,7 @@ def problem(fact: Found, asked: Mapping[str, Any]) -> Verdict:
     words = (fact["words"],) if fact["words"] else ()
     pull = f"{engine} pull {name}" if engine in EXEC_ENGINES else f"copy it to {name}"
     if fact["problem"] == "unsupported":
-        return unknown(f"only image files of {engine} are compared, not {name!r}")
+        return skip(f"only image files of {engine} are compared, not {name!r}")
     summary, fix = {
         "engine": (f"no {engine} on PATH", f"install {engine}"),
         "daemon": (f"{engine} does not answer", f"systemctl start {engine}"),

@@ -22,6 +22,8 @@ LONGEST = 512
 INVENTORY = "launch.env"
 SHELL = "the shell"
 SYSTEM_FILE = "/etc/nccl.conf"
+DEFAULT = "python3"
+"""The training interpreter where the inventory names none."""
 SEALED = ("docker", "podman")
 """Engines whose containers inherit neither the node's environment nor its files."""
 
@@ -78,14 +80,41 @@ def is_taken(name: str) -> bool:
 
 def files(node: Node, launch: Mapping[str, Any]) -> list[str]:
     """Return the files from which NCCL would set variables, in its order."""
-    environ, user = node.environ(), launch.get("user")
-    named = launch.get("env", {}).get("NCCL_CONF_FILE") or environ.get("NCCL_CONF_FILE")
-    home = None if user else environ.get("HOME")
-    if not named and home is None:
+    named = launch.get("env", {}).get("NCCL_CONF_FILE") or node.environ().get("NCCL_CONF_FILE")
+    if named:
+        return [named, SYSTEM_FILE]
+    own = home(node, launch.get("user"))
+    return [f"{own}/.nccl.conf", SYSTEM_FILE] if own else [SYSTEM_FILE]
+
+
+def home(node: Node, user: str | None) -> str | None:
+    """Return the home of a user on the node, by default of the login user; None: no such user."""
+    own = None if user else node.environ().get("HOME")
+    if own is None:
         account = node.account(user)
-        home = account.home if account else None
-    own = named or (f"{home}/.nccl.conf" if home else None)
-    return [own, SYSTEM_FILE] if own else [SYSTEM_FILE]
+        own = account.home if account else None
+    return own
+
+
+def expanded(node: Node, path: str, user: str | None) -> str:
+    """Return a path of the inventory as the shell of the job's user would: `~` is the home."""
+    if not path.startswith("~"):
+        return path
+    name, slash, rest = path[1:].partition("/")
+    own = home(node, name or user)
+    return path if own is None else own + slash + rest
+
+
+def interpreter(node: Node, launch: Mapping[str, Any]) -> str:
+    """Return the training interpreter: a path, or a name to be looked for on PATH.
+
+    A path that is not absolute begins at the working directory of the job.
+    """
+    user, workdir = launch.get("user"), launch.get("workdir")
+    python = expanded(node, launch.get("python") or DEFAULT, user)
+    if "/" not in python or python.startswith("/") or not workdir:
+        return python
+    return f"{expanded(node, workdir, user)}/{python}"
 
 
 def of_file(node: Node, path: str) -> dict[str, str] | None:

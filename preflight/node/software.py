@@ -26,6 +26,8 @@ from preflight.api import (
     skip,
 )
 from preflight.node import interpreter
+from preflight.node.launch import DEFAULT
+from preflight.node.launch import interpreter as named
 
 START = (
     "import sys;sys.path[:]=[p for p in sys.path if p];import os;"
@@ -114,8 +116,8 @@ def asked(want: Want) -> tuple[dict[str, Any]]:
     env = {
         name: text for name, text in want.get("launch.env", {}).items() if PASSED.fullmatch(name)
     }
-    container = want.get("launch.container")
-    return ({"python": want.get("launch.python"), "container": container, "env": env},)
+    keys = ("python", "container", "user", "workdir")
+    return ({**{key: want.get("launch." + key) for key in keys}, "env": env},)
 
 
 def training(node: Node, launch: Mapping[str, Any]) -> Training:
@@ -123,13 +125,13 @@ def training(node: Node, launch: Mapping[str, Any]) -> Training:
 
     Args:
         node: the node.
-        launch: of the inventory: python (None: `python3` of the non-login shell), container, env.
+        launch: of the inventory: python (None: `python3` on PATH), container, env, user, workdir.
 
     Raises:
         Unobservable: it gave no answer, or its engine did not.
     """
     container = launch["container"] or {}
-    python = launch["python"] or "python3"
+    python = (launch["python"] or DEFAULT) if container else named(node, launch)
     found = Training(
         asked=f"{python} in {container.get('name') or container.get('image')}"
         if container

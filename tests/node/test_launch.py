@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from preflight.node.launch import Settings, files, parsed, settings
+from preflight.node.launch import Settings, expanded, files, interpreter, parsed, settings
 from preflight.node.replay import Replay
 
 
@@ -97,3 +97,33 @@ def test_files(environ: dict[str, str], launch: dict[str, Any], expected: str | 
 
 def test_lines_of_a_file_are_as_nccl_reads_them() -> None:
     assert parsed("A = b\nQ='x'\n#C=d\nE=f=g\n") == {"A ": " b", "Q": "'x'", "E": "f=g"}
+
+
+@pytest.mark.parametrize(
+    ("path", "user", "expected"),
+    [
+        ("~", None, "/home/alice"),
+        ("~/a~/b", None, "/home/alice/a~/b"),
+        ("~/a", "bob", "/nfs/bob/a"),
+        ("~bob/a", None, "/nfs/bob/a"),
+        ("~gone/a", None, "~gone/a"),
+        ("/~/a", None, "/~/a"),
+        ("python3", None, "python3"),
+    ],
+)
+def test_home_is_that_of_the_jobs_user(path: str, user: str | None, expected: str) -> None:
+    assert expanded(node({}), path, user) == expected
+
+
+@pytest.mark.parametrize(
+    ("launch", "expected"),
+    [
+        ({}, "python3"),
+        ({"workdir": "~/job"}, "python3"),
+        ({"python": "~/env/bin/python", "workdir": "/w"}, "/home/alice/env/bin/python"),
+        ({"python": "env/bin/python", "workdir": "~/job"}, "/home/alice/job/env/bin/python"),
+        ({"python": "env/bin/python"}, "env/bin/python"),
+    ],
+)
+def test_the_interpreter_is_where_the_job_finds_it(launch: dict[str, Any], expected: str) -> None:
+    assert interpreter(node({}), launch) == expected

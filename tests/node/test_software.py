@@ -29,7 +29,8 @@ print(found[0] if found else "")
 
 
 def ask(env: Mapping[str, str], python: str = sys.executable, **more: Any) -> Any:
-    return training(Toolbox(), {"python": python, "container": None, "env": env, **more})
+    launch = {"python": python, "container": None, "env": env, "user": None, "workdir": None}
+    return training(Toolbox(), {**launch, **more})
 
 
 def inside(env: Mapping[str, str]) -> Inside:
@@ -415,6 +416,19 @@ def test_python_is_looked_up_in_the_path_of_the_job(tmp_path: Path) -> None:
     assert ask({"PATH": str(tmp_path / "empty")}, None)["missing"]  # type: ignore[arg-type]
 
 
+def test_home_and_working_directory_are_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "python", f'exec {sys.executable} "$@"')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    whole = str(tmp_path / "bin" / "python")
+    for python, workdir in (("~/bin/python", None), ("bin/python", "~"), ("./python", "~/bin")):
+        found = ask({}, python, workdir=workdir)
+        assert os.path.normpath(found["asked"]) == whole
+        assert found["inside"]["executable"] == sys.executable
+
+
 def test_a_running_container_is_asked_through_its_engine(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +457,8 @@ def test_secrets_of_the_launch_environment_stay_at_home() -> None:
     assert json.loads(json.dumps(launch)) == {
         "python": "/opt/python",
         "container": None,
+        "user": None,
+        "workdir": None,
         "env": {"PATH": "/opt/bin", "LD_PRELOAD": "x"},
     }
 
