@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,10 @@ from preflight import catalog
 from preflight.cli import options, progress
 from preflight.errors import ConfigError
 from preflight.inventory import Cluster
-from preflight.run import Outcome, Plan, run
+from preflight.run import Outcome, Plan
 from preflight.sources import Found, ansible
 from preflight.sources.draft import draft
 from preflight.sources.learnt import Learnt, learnt
-from preflight.transport import Transport
 from preflight.transport.loopback import LocalTransport
 from preflight.transport.ssh import SshTransport
 
@@ -140,16 +137,7 @@ def look(cluster: Cluster) -> tuple[Learnt, list[str]]:
     ssh = SshTransport(options.say)
     ssh.validate(cluster.nodes)
     plan = Plan(cluster, checks, "quick", {}, LOOK_S)
-    outcome = None
-    meter = progress.Meter([node.name for node in cluster.nodes], sys.stderr)
-    transports: dict[str, Transport] = {"ssh": ssh, "local": LocalTransport()}
-    with contextlib.closing(run(plan, transports)) as events, meter:
-        for event in events:
-            meter.show(event)
-            if isinstance(event, Outcome):
-                outcome = event
-    if outcome is None:
-        raise RuntimeError("the look ended without an outcome")
+    outcome = progress.watched(plan, {"ssh": ssh, "local": LocalTransport()})
     silent = [node.name for node in cluster.nodes if not outcome.logins[node.name]["reached"]]
     say_silent(silent, outcome)
     facts = [values(outcome.facts.get(one.evidence, {})) for one in checks]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TextIO
 
 from preflight.errors import printable
-from preflight.run import Event, Exercising, NodeDone
+from preflight.run import Event, Exercising, NodeDone, Outcome, Plan, run
+from preflight.transport import Transport
 
 USUAL_WIDTH = 80
 """Columns of a terminal that does not know its own."""
@@ -68,3 +71,21 @@ class Meter:
         room = (os.get_terminal_size(self._out.fileno()).columns or USUAL_WIDTH) - 1
         self._out.write(f"\r{printable(text)[:room]:{room}}\r")
         self._out.flush()
+
+
+def watched(plan: Plan, transports: Mapping[str, Transport]) -> Outcome:
+    """Do a run and show how it goes; return its evidence.
+
+    Raises:
+        ConfigError: checks contradict each other; nothing was contacted.
+    """
+    meter = Meter([node.name for node in plan.cluster.nodes], sys.stderr)
+    outcome = None
+    with contextlib.closing(run(plan, transports)) as events, meter:
+        for event in events:
+            meter.show(event)
+            if isinstance(event, Outcome):
+                outcome = event
+    if outcome is None:
+        raise RuntimeError("the run ended without an outcome")
+    return outcome

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from preflight.errors import ConfigError
 from preflight.inventory import Cluster
 from preflight.node_names import expand
 from preflight.report import build, model, terminal
-from preflight.run import Outcome, Plan, run
+from preflight.run import Outcome, Plan
 from preflight.transport.loopback import LocalTransport
 from preflight.transport.ssh import SshTransport
 
@@ -88,15 +86,7 @@ def command(source: Path | None, **given: Any) -> int:
     3 undetermined, 130 interrupted.
     """
     plan, policy, transports = prepare(source, given)
-    meter = progress.Meter([node.name for node in plan.cluster.nodes], sys.stderr)
-    outcome = None
-    with contextlib.closing(run(plan, transports)) as events, meter:
-        for event in events:
-            meter.show(event)
-            if isinstance(event, Outcome):
-                outcome = event
-    if outcome is None:
-        raise RuntimeError("the run ended without an outcome")
+    outcome = progress.watched(plan, transports)
     report = build.build(
         plan.checks, found(plan, outcome), plan.want, plan.skips, plan.cluster.waivers, policy
     )

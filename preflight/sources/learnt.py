@@ -82,8 +82,18 @@ def _on(nodes: int, answered: int) -> str:
 
 
 def _gpus(nodes: int, facts: Mapping[str, Gpus]) -> Seen:
+    partial = [node for node, fact in facts.items() if not _is_whole(fact)]
+    if partial:  # what is broken now must not become what is promised
+        return Seen(None, f"not all GPUs answer on {some(partial)}")
     seen = _alike(nodes, {node: len(fact["gpus"]) for node, fact in facts.items()})
     return Seen(None, "no node that answered shows a GPU") if seen.value == 0 else seen
+
+
+def _is_whole(fact: Gpus) -> bool:
+    """Whether the driver shows all GPUs that this node has, or may see from its container."""
+    lost = any(gpu["error"] for gpu in fact["gpus"])
+    lacking = len(fact["gpus"]) < len(fact["bus"]) <= fact["device_files"]
+    return not (fact["error"] or fact["driverless"] or lost or lacking)
 
 
 def _interface(nodes: int, names: Mapping[str, Sequence[str]]) -> Seen:

@@ -9,8 +9,10 @@ import pytest
 from preflight.sources.learnt import Learnt, Seen, learnt
 
 
-def gpus(count: int) -> Any:
-    return {"gpus": [{}] * count}
+def gpus(count: int, **more: Any) -> Any:
+    bus = [f"0000:{place:02x}:00.0" for place in range(count)]
+    whole = {"error": "", "gpus": [{"error": ""}] * count, "bus": bus, "driverless": []}
+    return {**whole, "device_files": count, **more}
 
 
 def network(*names: str, mtu: int = 1500) -> Any:
@@ -80,6 +82,26 @@ def test_what_differs_is_not_learnt() -> None:
 def test_a_cluster_without_gpus_promises_none() -> None:
     found = seen(gpus={"a": gpus(0), "b": gpus(0)})
     assert found.gpus == Seen(None, "no node that answered shows a GPU")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"error": "Driver Not Loaded"},
+        {"driverless": ["0000:07:00.0"]},
+        {"bus": [f"0000:{place:02x}:00.0" for place in range(8)], "device_files": 8},
+        {"gpus": [{"error": "GPU is lost"}] * 7},
+    ],
+)
+def test_gpus_that_are_missing_now_do_not_become_the_promise(broken: dict[str, Any]) -> None:
+    found = seen(gpus={"a": gpus(7), "b": gpus(7, **broken)})
+    assert found.gpus == Seen(None, "not all GPUs answer on b")
+
+
+def test_a_container_that_is_given_a_part_of_the_machine_is_whole() -> None:
+    bus = [f"0000:{place:02x}:00.0" for place in range(8)]
+    found = seen(gpus={"a": gpus(4, bus=bus), "b": gpus(4, bus=bus)})
+    assert found.gpus == Seen(4, "seen on all nodes")
 
 
 @pytest.mark.parametrize(
