@@ -1,9 +1,9 @@
 """The data plane's links are up, at full duplex and full speed.
 
 Why: one link that fell back to 1 Gb/s, after a bad cable or a failed negotiation, sets the pace
-    of every collective; a link that is down leaves NCCL another interface, or none.
+   of every collective; a link that is down leaves NCCL another interface, or none.
 Facts: see network.mtu: speed_mbps (0 where it is not told, as of most virtual interfaces), duplex,
-    up (as the administrator set it), running (with a carrier), members of a bond.
+   up (as the administrator set it), running (with a carrier), members of a bond.
 Source: SIOCETHTOOL and SIOCGIFFLAGS (netdevice(7)) by psutil; /sys/class/net/*/bonding/slaves.
 Fix: see `ethtool NAME` for what either side offers; reseat or change the cable or transceiver, and
     see the switch port's speed and errors.
@@ -14,25 +14,83 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Mapping, Sequence
 
-from preflight.api import Check, Expect, Verdict, Want, fail, ok, same_everywhere, skip, warn
+from preflight.api import (
+    STATUSES,
+    Check,
+    Expect,
+    Verdict,
+    Want,
+    fail,
+    ok,
+    same_everywhere,
+    skip,
+    some,
+    unknown,
+    warn,
+)
 from preflight.node.launch import wanted
-from preflight.node.net import Interface, Network, interfaces, main_interfaces
+from preflight.node.net import (
+    Interface,
+    Network,
+    by_names,
+    interfaces,
+    main_interfaces,
+    strayed,
+    usual_choice,
+)
+
+SLOWS = (
+    *("network.latency", "network.bandwidth"),
+    *("collective.all_reduce", "collective.pairs"),
+)
+"""What a link can do that is there, but slow; it loses no packet and closes no port."""
+FALLEN = 4
+"""Times slower: one lane of four, as 25 of 100 Gb/s. A newer node is mostly twice as fast."""
+NAME_IT = "name it for all nodes: launch.interface, or NCCL_SOCKET_IFNAME in launch.env"
 
 
 def compare(facts: Mapping[str, Network], want: Want) -> dict[str, Verdict]:
     used = {node: main_interfaces(fact) for node, fact in facts.items()}
-    speeds = {node: slowest(found) for node, found in used.items() if slowest(found)}
-    verdicts = pace(speeds, want)
+    usual = usual_choice(facts)
+    paced, fewer = pace(used, want), rails(used)
+    verdicts = {}
     for node, fact in facts.items():
-        state = down(fact, used[node], want) or half(used[node])
-        if state:
-            verdicts[node] = state
-        elif node not in speeds:
-            verdicts[node] = untold(used[node], bool(speeds))
-        else:
-            verdicts[node] = named(verdicts[node], used[node])
-        if verdicts[node].status in {"pass", "skip"}:
-            verdicts[node] = bonded(used[node]) or verdicts[node]
+        stray = strayed(fact, usual)
+        found = (
+            down(fact, want),
+            half(used[node]),
+            fewer.get(node),
+            elsewhere(stray, paced.get(node)),
+            bonded(used[node]),
+            inner(fact),
+        )
+        verdicts[node] = gravest([verdict for verdict in found if verdict])
+    return verdicts
+
+
+def gravest(found: Sequence[Verdict]) -> Verdict:
+    """Return the gravest of several verdicts; what else is wrong is a detail."""
+    worst = max(found, key=lambda verdict: STATUSES.index(verdict.status))
+    rest = [v.summary for v in found if v is not worst and v.status not in {"pass", "skip"}]
+    return replace(worst, details=(*worst.details, *rest))
+
+
+# ---- speed ---------------------------------------------------------------------------------
+
+
+def pace(used: Mapping[str, Sequence[Interface]], want: Want) -> dict[str, Verdict]:
+    """Return verdicts of the speeds of all nodes with interfaces."""
+    speeds = {node: slowest(found) for node, found in used.items() if slowest(found)}
+    asked = want.get("expect.nic_speed_gbps")
+    right = None if asked is None else float(asked)
+    verdicts = same_everywhere(
+        speeds, "link speed", right, "{:g} Gb/s".format, explains=SLOWS, explained_by=()
+    )
+    for node, found in used.items():
+        if node in speeds:
+            verdicts[node] = named(faster(verdicts[node], speeds[node], asked is None), found)
+        elif found:
+            verdicts[node] = untold(found, bool(speeds), right)
     return verdicts
 
 
@@ -41,15 +99,18 @@ def slowest(found: Sequence[Interface]) -> float:
     return min((one["speed_mbps"] for one in found if one["speed_mbps"]), default=0) / 1000
 
 
-def pace(speeds: Mapping[str, float], want: Want) -> dict[str, Verdict]:
-    """Return verdicts of the speeds; one that is faster than it must be is no failure."""
-    expected = want.get("expect.nic_speed_gbps")
-    right = None if expected is None else float(expected)
-    verdicts = same_everywhere(speeds, "link speed", right, "{:g} Gb/s".format)
-    for node, verdict in verdicts.items():
-        if verdict.expected is not None and speeds[node] > verdict.expected:
-            verdicts[node] = ok(f"link speed {speeds[node]:g} Gb/s", observed=speeds[node])
-    return verdicts
+def faster(verdict: Verdict, speed: float, doubtful: bool) -> Verdict:
+    """Return a milder verdict of a node that is faster than it must be, or than most nodes are.
+
+    Where nobody said what is right, the one node that is much faster may be the one that is not
+    degraded.
+    """
+    if verdict.expected is None or speed < verdict.expected:
+        return verdict
+    if doubtful and speed >= verdict.expected * FALLEN:
+        fix = "see what both ends of the slower nodes' links offer: ethtool NAME"
+        return warn(f"{verdict.summary}: have they fallen back?", observed=speed, fix=fix)
+    return ok(f"link speed {speed:g} Gb/s", observed=speed)
 
 
 def named(verdict: Verdict, found: Sequence[Interface]) -> Verdict:
@@ -60,19 +121,66 @@ def named(verdict: Verdict, found: Sequence[Interface]) -> Verdict:
     return replace(verdict, summary=summary, reproduce=f"ethtool {name}")
 
 
-def untold(found: Sequence[Interface], others: bool) -> Verdict:
+def untold(found: Sequence[Interface], others: bool, right: float | None) -> Verdict:
     """Return the verdict where a node does not tell its speed."""
     names = ", ".join(one["name"] for one in found)
-    return (
-        ok(f"{names} is up; its speed is not told")
-        if others
-        else skip(f"{names} is up; no node tells its link speed")
+    if right is not None:
+        return unknown(f"{names} is up; its speed is not told, expected {right:g} Gb/s")
+    if others:
+        return ok(f"{names} is up; its speed is not told")
+    return skip(f"{names} is up; no node tells its link speed")
+
+
+# ---- which interfaces ----------------------------------------------------------------------
+
+
+def elsewhere(stray: str, paced: Verdict | None) -> Verdict | None:
+    """Return the verdict of a node's speed; if it uses other interfaces, that is what is wrong."""
+    if not stray or paced is None:
+        return paced
+    if paced.status in {"pass", "skip"}:
+        return warn(stray, fix=NAME_IT, reproduce="ip -brief address")
+    summary = f"{stray}; {paced.summary}"
+    explains = (*SLOWS, "network.mtu")
+    return replace(paced, summary=summary, fix=NAME_IT, explains=explains, explained_by=None)
+
+
+def rails(used: Mapping[str, Sequence[Interface]]) -> dict[str, Verdict]:
+    """Return the verdicts of nodes whose data plane has not as many interfaces as most nodes'."""
+    counts = {node: len(found) for node, found in used.items() if found}
+    verdicts = same_everywhere(
+        counts,
+        "interfaces of the data plane:",
+        fix="see which are missing, down or without an address, and bring them up",
+        reproduce="ip -brief address",
+        explains=SLOWS,
+    )
+    for node, verdict in verdicts.items():
+        if verdict.expected is not None and counts[node] > verdict.expected:
+            verdicts[node] = replace(verdict, status="warn", fix=NAME_IT)
+    return {node: verdict for node, verdict in verdicts.items() if verdict.status != "pass"}
+
+
+def inner(fact: Network) -> Verdict | None:
+    """Return a warning of interfaces that NCCL would use and no other node could reach."""
+    aside, why = fact["data_plane"]["aside"], fact["data_plane"]["why"]
+    if not aside:
+        return None
+    return warn(
+        f"NCCL would use {some(aside)} too, which lead to no other node: {why}",
+        observed=aside,
+        fix="set NCCL_SOCKET_IFNAME={}".format(",".join(fact["data_plane"]["names"])),
+        reproduce="ip -brief address",
     )
 
 
-def down(fact: Network, found: Sequence[Interface], want: Want) -> Verdict | None:
+# ---- state ---------------------------------------------------------------------------------
+
+
+def down(fact: Network, want: Want) -> Verdict | None:
     """Return what is wrong with an interface that carries nothing, at least to other nodes."""
     plane = fact["data_plane"]
+    found = by_names(fact, [*plane["names"], *plane["idle"]])
     problem = plane["problem"]
     if len(want.nodes) > 1 and any(one["kind"] == "loopback" for one in found):
         problem = "the data plane is lo, which reaches no other node ({})".format(plane["why"])
@@ -80,13 +188,27 @@ def down(fact: Network, found: Sequence[Interface], want: Want) -> Verdict | Non
         fix = "bring up the interface of the data plane, or name it: launch.interface"
         return fail(problem, fix=fix, reproduce="ip address")
     for one in found:
-        name, more = one["name"], {"reproduce": "ip link show dev " + one["name"]}
-        if not one["up"]:
-            return fail(f"{name} is down", fix=f"ip link set dev {name} up", **more)
-        if not one["running"]:
-            fix = f"see the cable of {name} and its switch port: ethtool {name}"
-            return fail(f"{name} has no carrier", fix=fix, **more)
+        words, fix = useless(one)
+        if words:
+            see = "ip address show dev " + one["name"]
+            return fail(words, fix=fix, reproduce=see, explained_by=())
     return None
+
+
+def useless(one: Interface) -> tuple[str, str]:
+    """Say why an interface carries nothing, and what mends it; nothing if it does."""
+    name = one["name"]
+    if not one["up"]:
+        return f"{name} is down", f"ip link set dev {name} up"
+    if not one["running"]:
+        return (
+            f"{name} has no carrier",
+            f"see the cable of {name} and its switch port: ethtool {name}",
+        )
+    if not one["addresses"]:
+        fix = f"give {name} an address, or leave it out: NCCL_SOCKET_IFNAME, launch.interface"
+        return f"{name} has no address", fix
+    return "", ""
 
 
 def half(found: Sequence[Interface]) -> Verdict | None:
@@ -98,6 +220,8 @@ def half(found: Sequence[Interface]) -> Verdict | None:
                 observed="half",
                 expected="full",
                 reproduce="ethtool {}".format(one["name"]),
+                explains=SLOWS,
+                explained_by=(),
             )
     return None
 
@@ -112,7 +236,8 @@ def bonded(found: Sequence[Interface]) -> Verdict | None:
                     one["name"], len(lost), len(one["members"]), ", ".join(lost)
                 ),
                 observed=lost,
-                reproduce="cat /proc/net/bonding/{}".format(one["name"]),
+                reproduce="cat /proc/net/bonding/"
+                + (one["name"] if one["kind"] == "bond" else "*"),
             )
     return None
 
@@ -124,7 +249,6 @@ CHECK = Check(
     expects=(Expect("nic_speed_gbps", float, "Gb/s", "speed of each link of the data plane"),),
     explains=(
         *("network.mtu", "network.interface", "network.route", "network.port"),
-        *("network.path_mtu", "network.latency", "network.bandwidth"),
-        *("collective.all_reduce", "collective.pairs"),
+        *("network.path_mtu", *SLOWS),
     ),
 )

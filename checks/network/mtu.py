@@ -3,8 +3,9 @@
 Why: a node that sends larger frames than another one takes loses them without an error: the
     ranks connect, small messages pass, and the first large all_reduce hangs.
 Facts: interfaces (address, mtu, speed, kind, flags of each that other nodes could reach, in the
-    kernel's order), data_plane (which of them carry the job's data, and who chose them).
-    Their names may differ from node to node.
+    kernel's order), data_plane (names: which of them carry the job's data, and why: who chose
+    them; idle: named and not usable; aside: bridges of containers and the like, which are not
+    judged). Names may differ from node to node.
 Source: netdevice(7) SIOCGIFMTU and getifaddrs(3) by psutil; NCCL_SOCKET_IFNAME of launch.env, the
     shell, ~/.nccl.conf and /etc/nccl.conf, with NCCL 2.30's rules.
 Fix: give the interface the other nodes' MTU with `ip link set dev NAME mtu VALUE`, and in the
@@ -16,16 +17,34 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Mapping, Sequence
 
-from preflight.api import Check, Expect, Verdict, Want, fail, same_everywhere
+from preflight.api import Check, Expect, Verdict, Want, fail, same_everywhere, some
 from preflight.node.launch import wanted
-from preflight.node.net import Interface, Network, interfaces, main_interfaces
+from preflight.node.net import (
+    Interface,
+    Network,
+    interfaces,
+    main_interfaces,
+    strayed,
+    usual_choice,
+)
+
+NAME_IT = (
+    "name the interface for all nodes: launch.interface, or launch.env with NCCL_SOCKET_IFNAME"
+)
+WHICH = "see which are the right interfaces, name them (launch.interface), and give them one MTU"
 
 
 def compare(facts: Mapping[str, Network], want: Want) -> dict[str, Verdict]:
     used = {node: main_interfaces(fact) for node, fact in facts.items()}
     values = {node: mtus(found) for node, found in used.items() if found}
     verdicts = same_everywhere(values, "MTU", want.get("expect.mtu"), shown)
-    told = {node: about(used[node], verdict) for node, verdict in verdicts.items()}
+    usual = usual_choice(facts)
+    named = len({names(found) for found in used.values() if found}) > 1
+    told = {}
+    for node, verdict in verdicts.items():
+        told[node] = about(facts[node], used[node], usual, verdict)
+        if verdict.scope == "cluster" and named:
+            told[node] = replace(told[node], summary=apart(used), fix=WHICH, explained_by=None)
     return {
         node: told[node] if node in told else fail(fact["data_plane"]["problem"])
         for node, fact in facts.items()
@@ -33,9 +52,9 @@ def compare(facts: Mapping[str, Network], want: Want) -> dict[str, Verdict]:
 
 
 def mtus(found: Sequence[Interface]) -> Any:
-    """Return the one MTU of all interfaces; where they differ, all of them."""
-    values = sorted(one["mtu"] for one in found)
-    return values[0] if len(set(values)) == 1 else values
+    """Return the one MTU of all interfaces; where they differ, each value once."""
+    values = sorted({one["mtu"] for one in found})
+    return values[0] if len(values) == 1 else values
 
 
 def shown(value: Any) -> str:
@@ -43,18 +62,46 @@ def shown(value: Any) -> str:
     return " and ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def about(found: Sequence[Interface], verdict: Verdict) -> Verdict:
-    """Return a verdict that names the interfaces, and the command that mends them."""
-    names = [one["name"] for one in found]
-    if verdict.scope != "cluster":
-        has = " has " if len(names) == 1 else " have "
-        verdict = replace(verdict, summary=", ".join(names) + has + verdict.summary)
+def names(found: Sequence[Interface]) -> str:
+    return ", ".join(one["name"] for one in found)
+
+
+def apart(used: Mapping[str, Sequence[Interface]]) -> str:
+    """Return what all nodes have, where neither MTU nor names are the same."""
+    kinds: dict[str, list[str]] = {}
+    for node, found in used.items():
+        if found:
+            kinds.setdefault(f"{names(found)} with MTU {shown(mtus(found))}", []).append(node)
+    return "differs: " + "; ".join(f"{kind} on {some(nodes)}" for kind, nodes in kinds.items())
+
+
+def about(
+    fact: Network, found: Sequence[Interface], usual: str | None, verdict: Verdict
+) -> Verdict:
+    """Return a verdict that names the interfaces, and the command that mends them.
+
+    A node that uses other interfaces than most may have the right MTU on each; what other nodes
+    have is then no reason to change it.
+    """
+    see = "; ".join("ip link show dev {}".format(one["name"]) for one in found)
+    verdict = replace(verdict, reproduce=see)
+    stray, other = strayed(fact, usual), usual is not None and usual != names(found)
+    if verdict.status != "pass" and not other:
+        verdict = replace(verdict, explained_by=())
+    if verdict.scope == "cluster":
+        return verdict
+    if verdict.status != "pass" and stray:
+        words = f"{stray}: MTU {shown(verdict.observed)}, not {shown(verdict.expected)}"
+        return replace(verdict, summary=words, fix=f"{NAME_IT}={usual}")
+    has = "has" if len(found) == 1 else "have"
+    verdict = replace(verdict, summary=f"{names(found)} {has} {verdict.summary}")
+    if not isinstance(verdict.expected, int):
+        return verdict
     wrong = [one["name"] for one in found if one["mtu"] != verdict.expected]
-    fix = None
-    if isinstance(verdict.expected, int):
-        fix = " && ".join(f"ip link set dev {name} mtu {verdict.expected}" for name in wrong)
-    see = "; ".join(f"ip link show dev {name}" for name in names)
-    return replace(verdict, fix=fix, reproduce=see)
+    fix = " && ".join(f"ip link set dev {name} mtu {verdict.expected}" for name in wrong)
+    if other:
+        fix = f"if {names(found)} is the right interface (most nodes use {usual}): {fix}"
+    return replace(verdict, fix=fix)
 
 
 CHECK = Check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence, TypedDict
 
-from preflight.api import Node
+from preflight.api import Node, majority
 from preflight.node.launch import Setting, settings
 
 CLASS = "/sys/class/net"
@@ -14,12 +14,16 @@ NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """What NCCL tries in turn where NCCL_SOCKET_IFNAME is not set."""
 KINDS = {"bridge": "bridge", "bonding": "bond", "tun_flags": "tun", "device": "physical"}
 """What a file in an interface's directory of sysfs says of it."""
+LOWER = "lower_"
+"""Before the name of what an interface lies on, in its directory."""
+INNER = ("bridge", "vxlan", "tun")
+"""Kinds that mostly lead to containers and virtual machines of the node itself."""
 CLOSED_IN = ("127.", "::1", "169.254.", "fe8", "fe9", "fea", "feb")
 """Loopback and link-local addresses begin so: of no use to other nodes."""
 
 
 class Member(TypedDict):
-    """An interface within a bond."""
+    """An interface within a bond, or within the bond below a VLAN."""
 
     name: str
     running: bool
@@ -47,6 +51,12 @@ class DataPlane(TypedDict):
     """The interfaces of the data plane; the first one is also where ranks meet."""
 
     names: list[str]
+    idle: list[str]
+    """Those that NCCL_SOCKET_IFNAME names in whole, and NCCL does without: they are down, or have
+    no carrier or no address."""
+    aside: list[str]
+    """Those that a rule such as `^lo,docker` forgot to leave out: bridges of containers, and what
+    no other node could reach. NCCL would use them too."""
     address: str
     """The first one's, empty if it has none that other nodes could use."""
     why: str
@@ -72,11 +82,28 @@ def interfaces(node: Node, launch: Mapping[str, Any]) -> Network:
     names = [*(n for n in addresses if n in stats), *(n for n in stats if n not in addresses)]
     found = [seen(name, addresses.get(name, ()), stats[name]) for name in names]
     chosen = data_plane(found, launch.get("interface"), settings(node, launch)["found"])
-    shown = [i for i in found if i["name"] in chosen["names"] or reachable(i)]
+    used = {*chosen["names"], *chosen["idle"]}
+    shown = [i for i in found if i["name"] in used or reachable(i)]
     for one in shown:
         one["kind"] = kind(node, one["name"])
-        one["members"] = members(node, one["name"], stats) if one["kind"] == "bond" else []
+        one["members"] = members(node, one, stats)
+    if is_exclusion(chosen):
+        put_aside(chosen, [i for i in shown if i["name"] in chosen["names"]])
     return Network(interfaces=shown, data_plane=chosen)
+
+
+def is_exclusion(chosen: DataPlane) -> bool:
+    """Whether the data plane is all that a rule such as `^lo,docker` does not leave out."""
+    return chosen["why"].startswith(f"{IFNAME}=^")
+
+
+def put_aside(chosen: DataPlane, found: Sequence[Interface]) -> None:
+    """Take out of a data plane what leads to containers, if anything else is left."""
+    outer = [one for one in found if one["kind"] not in INNER]
+    if outer:
+        chosen["aside"] += [one["name"] for one in found if one not in outer]
+        chosen["names"] = [one["name"] for one in outer]
+        chosen["address"] = reachable(outer[0])
 
 
 def seen(name: str, addresses: Sequence[Mapping[str, Any]], stats: Mapping[str, Any]) -> Interface:
@@ -110,12 +137,19 @@ def kind(node: Node, name: str) -> str:
     return next((line[8:] for line in lines if line.startswith("DEVTYPE=")), "virtual")
 
 
-def members(node: Node, bond: str, stats: Mapping[str, Any]) -> list[Member]:
-    """Return the interfaces within a bond. Source: bonding/slaves (kernel's bonding.rst)."""
-    names = (node.read(f"{CLASS}/{bond}/bonding/slaves") or "").split()
+def members(node: Node, one: Interface, stats: Mapping[str, Any]) -> list[Member]:
+    """Return the interfaces within a bond, or within the bond that a VLAN lies on.
+
+    Source: bonding/slaves (kernel's bonding.rst), lower_* (sysfs-class-net).
+    """
+    bonds = [one["name"]] if one["kind"] == "bond" else []
+    if one["kind"] == "vlan":
+        files = node.listdir("{}/{}".format(CLASS, one["name"])) or ()
+        bonds = [file[len(LOWER) :] for file in files if file.startswith(LOWER)]
     return [
         Member(name=n, running=n in stats and "running" in stats[n]["flags"].split(","))
-        for n in names
+        for bond in bonds
+        for n in (node.read(f"{CLASS}/{bond}/bonding/slaves") or "").split()
     ]
 
 
@@ -145,11 +179,15 @@ def data_plane(
     setting = environment.get(IFNAME)
     if setting and len(setting["value"]) > 1:
         words = "{}={} ({})".format(IFNAME, setting["value"], setting["source"])
-        return plane(
+        chosen = plane(
             [i for i in usable if selects(setting["value"], i["name"])],
             words,
             f"no interface that is up and has an address matches {words}",
         )
+        chosen["idle"] = [
+            i["name"] for i in found if i not in usable and is_named(setting["value"], i["name"])
+        ]
+        return chosen
     tried = ([i for i in usable if selects(rule, i["name"])] for rule in NCCL_ORDER)
     return plane(
         next(filter(None, tried), [])[:1], "NCCL's choice", "no interface is up and has an address"
@@ -158,12 +196,20 @@ def data_plane(
 
 def plane(chosen: Sequence[Interface], why: str, problem: str) -> DataPlane:
     """Return the data plane that some interfaces make; the problem counts if there are none."""
-    return DataPlane(
+    found = DataPlane(
         names=[one["name"] for one in chosen],
+        idle=[],
+        aside=[],
         address=reachable(chosen[0]) if chosen else "",
         why=why,
         problem="" if chosen else problem,
     )
+    outer = [one for one in chosen if reachable(one)]
+    if outer and is_exclusion(found):
+        found["names"] = [one["name"] for one in outer]
+        found["aside"] = [one["name"] for one in chosen if one not in outer]
+        found["address"] = reachable(outer[0])
+    return found
 
 
 def has_address(one: Interface, family: str) -> bool:
@@ -182,6 +228,12 @@ def selects(rule: str, name: str) -> bool:
     return hit != rule.startswith("^")
 
 
+def is_named(rule: str, name: str) -> bool:
+    """Whether NCCL's rule names an interface in whole, as `eth1`, `=eth1` and `eth1:0` do."""
+    names = [entry.lstrip("=").split(":")[0] for entry in entries(rule)]
+    return name in names and not rule.startswith("^")
+
+
 def entries(rule: str) -> list[str]:
     """Return the entries of a rule, each with the `=` that stands before the whole list."""
     words = rule[1:] if rule.startswith("^") else rule
@@ -197,5 +249,29 @@ def matches(entry: str, name: str) -> bool:
 
 def main_interfaces(found: Network) -> list[Interface]:
     """Return the interfaces of the data plane, the first one first."""
+    return by_names(found, found["data_plane"]["names"])
+
+
+def by_names(found: Network, names: Sequence[str]) -> list[Interface]:
+    """Return interfaces by their names, in that order."""
     by_name = {one["name"]: one for one in found["interfaces"]}
-    return [by_name[name] for name in found["data_plane"]["names"]]
+    return [by_name[name] for name in names]
+
+
+def usual_choice(facts: Mapping[str, Network]) -> str | None:
+    """Return the names of the interfaces that more than half of the nodes use, None without."""
+    kinds: dict[str, list[str]] = {}
+    for node, fact in facts.items():
+        kinds.setdefault(", ".join(fact["data_plane"]["names"]), []).append(node)
+    return majority(kinds)
+
+
+def strayed(fact: Network, usual: str | None) -> str:
+    """Say that a node has the interfaces that most nodes use, and uses others; else nothing."""
+    names, theirs = fact["data_plane"]["names"], usual.split(", ") if usual else []
+    here = {one["name"] for one in fact["interfaces"]}
+    if not names or {*names} <= {*theirs} or {*theirs} <= {*names} or not here.issuperset(theirs):
+        return ""
+    be = "is" if len(names) == 1 else "are"
+    chosen, why = ", ".join(names), fact["data_plane"]["why"]
+    return f"{chosen} {be} chosen here ({why}), {usual} on most nodes"

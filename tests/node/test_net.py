@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preflight.node.launch import Setting
-from preflight.node.net import Interface, data_plane, selects
+from preflight.node.net import Interface, data_plane, put_aside, selects
 
 
 def interface(name: str, *addresses: str, running: bool = True) -> Interface:
@@ -81,6 +81,8 @@ def test_family() -> None:
 def test_the_inventory_names_it() -> None:
     assert data_plane(NODE, "down0", {}) == {
         "names": ["down0"],
+        "idle": [],
+        "aside": [],
         "address": "10.2.0.1",
         "why": "launch.interface",
         "problem": "",
@@ -93,6 +95,8 @@ def test_no_match() -> None:
     setting = Setting(value="ib0", source="/etc/nccl.conf")
     assert data_plane(NODE, None, {"NCCL_SOCKET_IFNAME": setting}) == {
         "names": [],
+        "idle": [],
+        "aside": [],
         "address": "",
         "why": "NCCL_SOCKET_IFNAME=ib0 (/etc/nccl.conf)",
         "problem": "no interface that is up and has an address matches "
@@ -110,3 +114,48 @@ def test_no_match() -> None:
 )
 def test_address_for_other_nodes(addresses: tuple[str, ...], expected: str) -> None:
     assert data_plane([interface("eth0", *addresses)], None, {})["address"] == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "idle"),
+    [
+        ("eth0,down0", ["down0"]),
+        ("=eth0,down0:1", ["down0"]),
+        ("eth0,bare0", ["bare0"]),
+        ("eth0,down", []),  # a beginning means those that are in use
+        ("^lo,down0", []),
+    ],
+)
+def test_what_is_named_in_whole_and_not_used_is_told(rule: str, idle: list[str]) -> None:
+    setting = Setting(value=rule, source="launch.env")
+    assert data_plane(NODE, None, {"NCCL_SOCKET_IFNAME": setting})["idle"] == idle
+
+
+@pytest.mark.parametrize(
+    ("rule", "names", "aside"),
+    [
+        ("^lo,docker,virbr", ["eth0"], ["veth1"]),
+        ("eth0,veth", ["eth0", "veth1"], []),  # named, so meant
+        ("^lo,docker,virbr,eth", ["veth1"], []),  # there is nothing else
+    ],
+)
+def test_what_no_other_node_reaches_is_put_aside(
+    rule: str, names: list[str], aside: list[str]
+) -> None:
+    node = [*NODE[:4], interface("veth1", "fe80::2")]
+    chosen = data_plane(
+        node, None, {"NCCL_SOCKET_IFNAME": Setting(value=rule, source="launch.env")}
+    )
+    assert (chosen["names"], chosen["aside"]) == (names, aside)
+
+
+def test_bridges_of_containers_are_put_aside() -> None:
+    found = [interface("eth0", "10.0.0.1"), interface("br-4f2a", "172.18.0.1")]
+    rule = {"NCCL_SOCKET_IFNAME": Setting(value="^lo,docker", source="launch.env")}
+    found[1]["kind"] = "bridge"
+    chosen = data_plane(found, None, rule)
+    put_aside(chosen, found)
+    assert (chosen["names"], chosen["aside"]) == (["eth0"], ["br-4f2a"])
+    alone = data_plane(found[1:], None, rule)
+    put_aside(alone, found[1:])
+    assert (alone["names"], alone["aside"]) == (["br-4f2a"], [])
