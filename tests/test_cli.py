@@ -186,7 +186,7 @@ def test_a_required_check_that_does_not_run_leaves_it_open() -> None:
     done = cli("run", "--only", "host.shm", "--require", "gpu.inventory")
     assert done.returncode == 3
     assert "UNDETERMINED" in done.stdout
-    assert "a required check said nothing on" in done.stdout
+    assert "gpu.inventory, which is required, said nothing on localhost" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class Policy:
     """How the grid becomes a verdict."""
 
     require: frozenset[str] = frozenset()
-    """Checks that must say something: where one is skipped or unknown, nothing is ready."""
+    """Checks that must say something: where one is skipped or left out, nothing is ready."""
     fail_on_warn: bool = False
     today: dt.date = dt.date.max
 
@@ -123,7 +123,8 @@ def result(cell: Cell, waiver: Waiver | None, taken_s: float) -> model.Result:
 def waiver_of(cell: Cell, waivers: Iterable[Waiver], today: dt.date) -> Waiver | None:
     """Return the waiver of a failing cell that is still in force."""
     for waiver in waivers:
-        right = waiver.check == cell.check.id and waiver.node in (None, cell.node)
+        right = waiver.check in (cell.check.id, cell.check.group)
+        right = right and waiver.node in (None, cell.node)
         if right and cell.failed and waiver.until >= today:
             return waiver
     return None
@@ -162,7 +163,7 @@ def verdict(
     bad = {FAIL, WARN} if policy.fail_on_warn else {FAIL}
     if any(row.status in bad for row in counted):
         return "not_ready"
-    missing = any(row.check in policy.require and row.status == SKIP for row in rows)
+    missing = policy.require - {row.check for row in rows if row.status != SKIP}
     # Reaching a node is no judgement of it.
     told = any(row.status != SKIP and not row.check.startswith("access.") for row in rows)
     if missing or not told or any(row.status == UNKNOWN for row in rows):

@@ -138,16 +138,22 @@ def open_(report: Report) -> list[str]:
     unclear: dict[str, None] = {}
     for node in report.nodes:
         if node.verdict == "undetermined":
-            reasons.setdefault(reason(rows.get(node.name, ()), unclear), []).append(node.name)
+            reasons.setdefault(
+                reason(rows.get(node.name, ()), report.want.require, unclear), []
+            ).append(node.name)
     what = f"{len(unclear)} checks" if len(unclear) > 2 else listed(list(unclear))
     return [f"{why or what + COULD_NOT} {out_of(names, total)}" for why, names in reasons.items()]
 
 
-def reason(rows: Sequence[Result], unclear: dict[str, None]) -> str:
+def reason(rows: Sequence[Result], required: Sequence[str], unclear: dict[str, None]) -> str:
     """Return why a node is undetermined, or note the checks that could not tell."""
     found = [r.check for r in rows if r.status == UNKNOWN]
     unclear.update(dict.fromkeys(found))
     if found:
         return ""
-    told = any(r.status != SKIP and not r.check.startswith(f"{ALWAYS}.") for r in rows)
-    return "a required check said nothing on" if told else "no check judged"
+    told = {r.check for r in rows if r.status != SKIP}
+    if all(check.startswith(f"{ALWAYS}.") for check in told):
+        return "no check judged"
+    missing = [check for check in required if check not in told]
+    verb = "which is" if len(missing) == 1 else "which are"
+    return f"{listed(missing)}, {verb} required, said nothing on"

@@ -150,8 +150,7 @@ class Nodes:
         finally:
             for machine in self.machines.values():
                 machine.kill([*machine.processes()])
-            for machine in self.machines.values():
-                wait_until(lambda machine=machine: not machine.processes(), "all is killed")
+            wait_until(lambda: not any(map(self.survivors, self.names)), "all is killed")
             shutil.rmtree(self.tmp_path / "home", ignore_errors=True)
 
     def run(self, node: str, *argv: str, as_user: str | None = None, timeout: float = 20) -> str:

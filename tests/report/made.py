@@ -125,7 +125,9 @@ class Grid:
             tool=model.Tool(name="preflight", version="0.1.0"),
             run=model.Run.model_validate(facts | run),
             verdict=overall([node.verdict for node in nodes]),
-            want=model.WantModel(launch={}, expect={}, waivers=waivers, require=[], skip={}),
+            want=model.WantModel(
+                launch={}, expect={}, waivers=waivers, require=[*(policy or Policy()).require], skip={}
+            ),
             nodes=nodes,
             checks=[model.CheckModel(id=c, claim="It holds", level="quick") for c in self.checks],
             results=results,

@@ -185,7 +185,7 @@ def test_why_a_node_is_undetermined_without_an_unknown() -> None:
         grid.say(check, ["gpu05"], SKIP, "needs root")
     found = lines(grid.report(Policy(require=frozenset({"host.shm"}))))
     assert " ".join(" ".join(found[2:4]).split()) == (
-        "UNDETERMINED a required check said nothing on gpu03; no check judged gpu05; "
+        "UNDETERMINED host.shm, which is required, said nothing on gpu03; no check judged gpu05; "
         "6 of 8 nodes are ready: gpu[01-02,04,06-08]"
     )
     found = lines(grid.report())
