@@ -1,0 +1,264 @@
+"""`preflight demo` as a newcomer runs it: real servers, real logins, three faults."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from preflight.demo.cluster import MARK
+from preflight.demo.nodes import FAULTS
+from tests.agent_made import wait_until
+
+FILES = {"id_ed25519", "inventory.yaml", "known_hosts"}
+CAUSES = {
+    ("gpu02", "software.driver", "NVIDIA driver 535.161.08, the 5 others have 550.54.15"),
+    ("gpu04", "network.mtu", "eth1 has MTU 1500, the 5 others have 9000"),
+    (
+        "gpu05",
+        "storage.mounts",
+        "/data: not mounted, the 5 others have nfs4 nas01:/export/data",
+    ),
+}
+NAMES = [f"gpu{number:02}" for number in range(1, 7)]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a demo: the temporary folder tells its processes from others."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    (folder / "home").mkdir(exist_ok=True)
+    return {**os.environ, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+
+
+def cli(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "preflight", *args],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env=environment(folder),
+    )
+
+
+def left_over(folder: Path) -> list[str]:
+    """Return the processes that a demo has started, and the files it has left in /tmp."""
+    mark = f"PREFLIGHT_DEMO_RECORDING={folder}".encode()
+    found = [path.name for path in (folder / "tmp").iterdir()]
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+    return found
+
+
+def ports(folder: Path) -> list[int]:
+    """Return the ports in an inventory that somebody listens on."""
+    inventory = yaml.safe_load((folder / "inventory.yaml").read_text())
+    found = []
+    for node in inventory["nodes"]:
+        with socket.socket() as connection:
+            if connection.connect_ex((node["address"], node["ssh"]["port"])) == 0:
+                found.append(node["ssh"]["port"])
+    return found
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *args: str, end: int = signal.SIGINT) -> Iterator[list[str]]:
+    """Keep simulated nodes up; gives what was said when they are."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "preflight", "demo", "--serve", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(folder),
+    )
+    with process:
+        assert process.stdout
+        try:
+            yield [process.stdout.readline() for _ in range(3)]
+        finally:
+            process.send_signal(end)
+            assert process.wait(30) == 0
+
+
+def by_hand(folder: Path, *args: str) -> tuple[int, dict[str, Any]]:
+    done = cli(folder, "run", "preflight-demo/inventory.yaml", "--json", "-", *args)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_demo_twice_in_one_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = cli(tmp_path, "demo")
+        assert (done.returncode, done.stderr) == (0, "")
+        before, header, *rest = done.stdout.partition("demo (simulated nodes), 6 nodes, standard")
+        assert header
+        assert before.startswith("The nodes gpu[01-06] are simulated. ")
+        assert "nothing is sent between them" in before
+        assert before.endswith("$ python -m preflight run preflight-demo/inventory.yaml\n\n")
+        report, after, _ = rest[0].partition("\nThe nodes above are simulated. ")[0], rest[0], 0
+        assert "NOT READY  3 of 6 nodes are ready: gpu[01,03,06]\n" in report
+        for node, fault in FAULTS.items():
+            assert f"  {node}  {fault.words}\n" in after
+        assert "  python -m preflight demo --serve\n" in after
+        assert "  python -m preflight run preflight-demo/inventory.yaml\n" in after
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        folder = tmp_path / "preflight-demo"
+        assert {path.name for path in folder.iterdir()} == FILES
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+        assert (left_over(tmp_path), ports(folder)) == ([], [])
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    with serving(tmp_path) as said:
+        assert said == [
+            "The simulated nodes gpu[01-06] are up on 127.0.0.1 until Ctrl-C.\n",
+            "In another terminal:\n",
+            "  python -m preflight run preflight-demo/inventory.yaml\n",
+        ]
+        code, report = by_hand(tmp_path)
+        assert (code, report["run"]["cluster"]) == (1, "demo (simulated nodes)")
+        assert {(*c["nodes"], c["check"], c["summary"]) for c in report["causes"]} == CAUSES
+        assert [c["explains"] for c in report["causes"]] == [[]] * 3
+        wrong = {(r["node"], r["check"]) for r in report["results"] if r["status"] != "pass"}
+        assert wrong == {(node, check) for node, check, _ in CAUSES} | {
+            (name, "software.container") for name in NAMES
+        }
+        assert {node["name"]: node["verdict"] for node in report["nodes"]} == {
+            name: "not_ready" if name in FAULTS else "ready" for name in NAMES
+        }
+        code, report = by_hand(tmp_path, "--nodes", "gpu[01,03,06]")
+        assert (code, report["verdict"]) == (0, "ready")
+        assert ports(tmp_path / "preflight-demo")
+    assert (left_over(tmp_path), ports(tmp_path / "preflight-demo")) == ([], [])
+
+
+def test_ended_in_the_middle(tmp_path: Path) -> None:
+    """Whoever runs it by hand may still be connected when the servers go."""
+    with serving(tmp_path, end=signal.SIGTERM):
+        run = subprocess.Popen(
+            [sys.executable, "-m", "preflight", "run", "preflight-demo/inventory.yaml"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=tmp_path,
+            env=environment(tmp_path),
+        )
+        wait_until(lambda: [one for one in left_over(tmp_path) if "stand_in" in one])
+    with run:
+        assert run.wait(60) in {1, 3}
+    wait_until(lambda: not left_over(tmp_path), lambda: f"still there: {left_over(tmp_path)}")
+
+
+def test_no_ssh_settings_of_the_user_come_in_between(tmp_path: Path) -> None:
+    config = environment(tmp_path)["HOME"] + "/.ssh/config"
+    Path(config).parent.mkdir()
+    Path(config).write_text(
+        "Host *\n  User nobody\n  Port 1\n  ProxyJump nowhere.invalid\n"
+        "  UserKnownHostsFile /dev/null\n  IdentityFile /no/such\n"
+    )
+    done = cli(tmp_path, "demo")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_folder(tmp_path: Path) -> None:
+    done = cli(tmp_path, "demo", "--folder", "a b/c")
+    assert done.returncode == 0
+    assert "  python -m preflight demo --serve --folder 'a b/c'\n" in done.stdout
+    assert "  python -m preflight run 'a b/c/inventory.yaml'\n" in done.stdout
+    assert {path.name for path in (tmp_path / "a b" / "c").iterdir()} == FILES
+
+
+def refused(folder: Path, *args: str) -> str:
+    done = cli(folder, "demo", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "preflight-demo"
+    folder.mkdir()
+    for text in ("nodes: [gpu01]\n", "\xff", f"{MARK[:-1]}\n"):
+        (folder / "inventory.yaml").write_text(text, encoding="latin-1")
+        assert refused(tmp_path) == (
+            "preflight: preflight-demo: is not empty, and not of an earlier demo; "
+            "name another with --folder\n"
+        )
+        assert (folder / "inventory.yaml").read_text(encoding="latin-1") == text
+    assert [path.name for path in folder.iterdir()] == ["inventory.yaml"]
+
+
+def test_own_files_in_the_folder_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "preflight-demo"
+    folder.mkdir()
+    (folder / "inventory.yaml").write_text(f"{MARK}\n")
+    (folder / "mine.yaml").write_text("nodes: [a]\n")
+    assert cli(tmp_path, "demo").returncode == 0
+    assert (folder / "mine.yaml").read_text() == "nodes: [a]\n"
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "preflight-demo").write_text("x")
+    assert refused(tmp_path) == (
+        "preflight: preflight-demo: is a file; name a folder with --folder\n"
+    )
+    assert re.fullmatch(
+        r"preflight: /proc/x: .*; name another with --folder\n",
+        refused(tmp_path, "--folder", "/proc/x"),
+    )
+
+
+def test_a_folder_that_is_in_use(tmp_path: Path) -> None:
+    with serving(tmp_path):
+        assert refused(tmp_path) == (
+            "preflight: preflight-demo: another `preflight demo` uses it; "
+            "end that one, or name another --folder\n"
+        )
+
+
+def test_recordings_of_ones_own(tmp_path: Path) -> None:
+    assert cli(tmp_path, "record", "localhost", "-o", "mine.json").returncode == 0
+    done = cli(tmp_path, "demo", "mine.json")
+    assert done.stdout.startswith("The nodes mine are simulated. ")
+    assert "\ndemo (simulated nodes), 1 node, standard level, " in done.stdout
+    assert done.stdout.endswith("\nThe nodes above are simulated.\n")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.json").write_bytes((tmp_path / "mine.json").read_bytes())
+    (tmp_path / "a b.json").write_text("{}")
+    assert refused(tmp_path, "mine.json", "other/mine.json") == (
+        "preflight: other/mine.json: another recording is called 'mine' too; rename one\n"
+    )
+    assert refused(tmp_path, "a b.json") == (
+        "preflight: a b.json: the file's name is the node's: 'a b' is not a name "
+        "(letters, digits, dots, dashes, underscores)\n"
+    )
+
+
+def test_a_recording_that_is_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text('{"source": "made up", "node": {"re')
+    assert refused(tmp_path, "cut.json") == (
+        "preflight: cut.json: is cut off, or is no JSON: "
+        "EOF while parsing a string at line 1 column 34\n"
+    )
+    assert not (tmp_path / "preflight-demo").exists()
+
+
+@pytest.mark.parametrize("command", ["demo", "record"])
+def test_help(tmp_path: Path, command: str) -> None:
+    done = cli(tmp_path, command, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: python -m preflight {command} [OPTIONS] ")
