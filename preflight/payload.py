@@ -19,18 +19,10 @@ from typing import Any
 
 from preflight import psutil_builds
 from preflight.errors import ConfigError
-from preflight.trim import trim
+from preflight.trim import defined, trimmed, used
 
-CORE = (
-    "preflight",
-    "preflight.api",
-    "preflight.node",
-    "preflight.node.boot",
-    "preflight.node.agent",
-    "preflight.node.child",
-    "preflight.node.psutil_loader",
-    "preflight.node.toolbox",
-)
+BOOT = "preflight.node.boot"
+"""Run by `STAGE_0`; what it imports goes along."""
 PSUTIL = ("psutil", "psutil._common", "psutil._ntuples", "psutil._pslinux", "psutil._psposix")
 """What psutil imports on Linux, besides its compiled part; `_ntuples` since 7.2."""
 PYTHONS = (
@@ -100,44 +92,48 @@ def quote(word: str) -> str:
     return f"'{word}'"
 
 
-def source(module: str) -> str:
-    """Return the source text of a module of ours, psutil or pynvml, without importing it."""
-    if module.split(".")[0] == "psutil":
-        return psutil_file(module).read_text(encoding="utf-8")
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise LookupError(module)
-    return Path(spec.origin).read_text(encoding="utf-8")
+def psutil_text(word: str) -> str | None:
+    """Return the text of a module of the controller's psutil, None if it is none of those sent."""
+    path = psutil_builds.own_folder() / f"{word.partition('.')[2] or '__init__'}.py"
+    return path.read_text(encoding="utf-8") if word in PSUTIL and path.exists() else None
 
 
-def psutil_file(module: str) -> Path:
-    """Return where a module of the controller's psutil is, or would be."""
-    return psutil_builds.own_folder() / f"{module.partition('.')[2] or '__init__'}.py"
+def pynvml_text(word: str) -> str | None:
+    """Return the text of pynvml, which is not imported here; None for any other word."""
+    spec = importlib.util.find_spec(word) if word == "pynvml" else None
+    return Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else None
 
 
-def imports(text: str) -> set[str]:
-    """Return the modules of `preflight.node` that a source imports."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {name for name in found if name.startswith("preflight.node.") and is_module(name)}
+def ours(word: str) -> str | None:
+    """Return the text of a module of ours that may go to nodes, None if it is none."""
+    name = re.fullmatch(r"preflight\.(api|node\.\w+)", word, re.ASCII)
+    path = Path(__file__).parent / f"{name[1].replace('.', '/')}.py" if name else None
+    return path.read_text(encoding="utf-8") if path and path.exists() else None
 
 
-def is_module(name: str) -> bool:
-    """Whether a dotted name is one of our modules, and not a name inside one."""
-    return (Path(__file__).parent / f"{name.split('.', 1)[1].replace('.', '/')}.py").exists()
+def called(module: str, text: str) -> set[str]:
+    """Return the words for what of a check file runs on nodes: the probe or the exercise.
+
+    All of it where that cannot be told.
+    """
+    for one in ast.parse(text).body:
+        value = getattr(one, "value", None)
+        if "CHECK" in defined(one) and isinstance(value, ast.Call) and not value.args:
+            given = {keyword.arg: keyword.value for keyword in value.keywords}
+            found = [given[key] for key in ("probe", "exercise") if key in given]
+            if found:
+                return {word for tree in found for word in used(tree, module, lazy=True)}
+    return {f"{module}.*"}
 
 
-def calls(texts: Iterable[str], method: str) -> bool:
-    """Whether any of the sources calls a method of this name, such as `psutil`."""
-    return any(
-        isinstance(node, ast.Attribute) and node.attr == method
-        for text in texts
-        for node in ast.walk(ast.parse(text))
-    )
+def psutil_words(text: str) -> set[str]:
+    """Return what of psutil is used by sources; all of it where a function is not named there."""
+    if re.search(r"\.psutil\(\s*[^\"'\s]", text):
+        return {f"{module}.*" for module in PSUTIL}
+    words = {"Error", "version_info", *re.findall(r"[\"'](\w+)[\"']", text)}
+    if re.search(r"\.process\(", text):
+        words |= {"Process", "NoSuchProcess"}
+    return {*PSUTIL, *(f".{word}" for word in words)}
 
 
 class Payload:
@@ -145,22 +141,25 @@ class Payload:
 
     Args:
         checks: source texts of the selected check files by module name.
-        modules: further modules of `preflight.node` that will be called.
+        modules: modules of `preflight.node` that are sent whole, to be called by other names.
+
+    Raises:
+        LookupError: there is no such module.
     """
 
     def __init__(self, checks: Mapping[str, str], modules: Iterable[str] = ()) -> None:
-        sources = dict(checks)
-        todo = [*CORE, *modules, *(name for text in checks.values() for name in imports(text))]
-        while todo:
-            name = todo.pop()
-            if name not in sources:
-                sources[name] = source(name)
-                todo += imports(sources[name])
-        probes = [text for name, text in sources.items() if name not in CORE]
-        self.wants_psutil = calls(probes, "psutil") or calls(probes, "process")
-        self.wants_nvml = calls(probes, "nvml")
+        wanted = {BOOT}.union(*(called(module, text) for module, text in checks.items()))
+        for module in modules:
+            if ours(module) is None:
+                raise LookupError(module)
+            wanted.add(f"{module}.*")
+        sources = trimmed(lambda word: checks.get(word) or ours(word), wanted)
         self.blob = zlib.compress(json.dumps(sources).encode(), 9)
-        self._words = frozenset(re.findall(r"\w+", " ".join(sources.values())))
+        text = "".join(sources.values())
+        calls = set(re.findall(r"\.(\w+)\(", text))
+        self.wants_psutil, self.wants_nvml = bool(calls & {"psutil", "process"}), "nvml" in calls
+        self._nvml = {f".{word}" for word in re.findall(r"\w+", text)}
+        self._psutil = psutil_words(text)
         self._packed: dict[tuple[str, str], tuple[str, str | None] | None] = {}
         self._locks: dict[tuple[str, str], threading.Lock] = {}
 
@@ -181,10 +180,10 @@ class Payload:
         sources: dict[str, str] = {}
         library = None
         if self.wants_psutil and machine:
-            sources |= {name: source(name) for name in PSUTIL if psutil_file(name).exists()}
+            sources |= trimmed(psutil_text, self._psutil)
             library = psutil_builds.find(machine, libc)
         if self.wants_nvml:
-            sources["pynvml"] = trim(source("pynvml"), self._words)
+            sources |= trimmed(pynvml_text, self._nvml | {"pynvml"})
         if not sources:
             return None
         return pack(json.dumps(sources).encode()), None if library is None else pack(library)

@@ -180,11 +180,7 @@ def plan_errand(checks: Sequence[Loaded], want: Want, deadline: float) -> Errand
         if known != call:
             raise ConfigError(f"{one.path}: gives {one.evidence} other arguments than others do")
         limits[one.evidence] = max(limits.get(one.evidence, 0.0), one.check.timeout_s)
-    modules = {call[0] for kind in calls.values() for call in kind.values()}
-    payload = Payload(
-        {one.module: one.text for one in checks},
-        [m for m in modules if m.startswith("preflight.node.")],
-    )
+    payload = Payload({one.module: one.text for one in checks})
     return Errand(payload, calls[False], calls[True], limits, deadline)
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from preflight import psutil_builds
 from preflight.api import Reply
-from preflight.payload import PSUTIL, Payload, command, pack, source
+from preflight.payload import PSUTIL, Payload, command, pack, psutil_text
 from preflight.session import AgentError, Running, Session
 from tests.agent_made import (
     MODULE,
@@ -341,7 +341,7 @@ def test_psutil_that_cannot_load(fault: str, tmp_path: Path) -> None:
     foreign = bytearray(own)
     foreign[18] ^= 0xFF  # e_machine of the ELF header
     library = {"garbage": b"garbage", "truncated": own[:1000], "foreign": bytes(foreign)}[fault]
-    sources = json.dumps({name: source(name) for name in PSUTIL})
+    sources = json.dumps({name: psutil_text(name) for name in PSUTIL})
     bare, _ = made_prefix(tmp_path / "bare")
     with agent(
         "def psu(node): return getattr(node, 'psu' + 'til')('cpu_count')", Machine(), bare

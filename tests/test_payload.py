@@ -10,17 +10,14 @@ import shutil
 import subprocess
 import sys
 import zlib
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight import catalog, payload
+from preflight import catalog
 from preflight.errors import ConfigError
-from preflight.payload import CORE, STAGE_0, Payload, calls, command, imports, pack, quote
-from preflight.trim import trim
+from preflight.payload import STAGE_0, Payload, command, pack, quote
 
 BLOB_CAP = 250_000
 """Bytes to each node in all, compressed: 1,000 nodes take 2 s of a gigabit link."""
@@ -42,32 +39,79 @@ def unpacked(made: Payload, **hello: str) -> tuple[dict[str, str], bytes | None]
 HERE = {"system": "linux", "machine": os.uname().machine, "libc": "glibc 2.31"}
 
 
-def test_what_goes_along() -> None:
-    text = "from preflight.node.kernel import kernel\nimport preflight.node.mounts\n"
-    found = sources(Payload({"preflight.checks.a.b": text}, ["preflight.node.net"]))
-    named = {"preflight.checks.a.b", *(f"preflight.node.{m}" for m in ("kernel", "mounts", "net"))}
-    assert set(found) >= {*CORE, *named}
-    assert found["preflight.checks.a.b"] == text
-    assert found["preflight.node.kernel"] == Path(payload.__file__).with_name("node").joinpath(
-        "kernel.py"
-    ).read_text(encoding="utf-8")
-    assert set(sources(Payload({}))) == set(CORE)
+CORE = {f"preflight.node.{name}" for name in ("agent", "boot", "child", "psutil_loader", "toolbox")}
+CHECK = '''"""A claim."""
+
+from __future__ import annotations
+
+from preflight.api import Check, Verdict, ok
+from preflight.node import mounts
+from preflight.node.kernel import identity
 
 
-def test_imports_are_followed() -> None:
-    text = (
-        "from preflight.node import mounts, no_such, toolbox as door\nfrom preflight.api import ok"
-    )
-    assert imports(text) == {"preflight.node.mounts", "preflight.node.toolbox"}
-    assert "preflight.node.launch" in imports("def f():\n    from preflight.node.launch import x")
-    every = sources(Payload({"c": "from preflight.node.launch import x"}))
-    for name, source in every.items():
-        assert imports(source) <= set(every), name
+def probe(node):
+    """Look."""
+    return looked(node)
 
 
-def test_calls() -> None:
-    assert calls(["x = 1", "node.psutil('cpu_count')"], "psutil")
-    assert not calls(["psutil = 'node.psutil'"], "psutil")
+def looked(node):
+    return mounts.table(node)
+
+
+def judge(facts, want) -> Verdict:
+    return ok(identity.__name__)
+
+
+CHECK = Check(probe=probe, judge=judge)
+'''
+
+
+def test_of_a_check_its_probe_goes_along() -> None:
+    found = sources(Payload({"preflight.checks.a.b": CHECK}))
+    assert set(found) == CORE | {"preflight.api", "preflight.checks.a.b", "preflight.node.mounts"}
+    assert found["preflight.checks.a.b"].splitlines() == [
+        *("", "", "from __future__ import annotations", "", ""),
+        *("from preflight.node import mounts", "", "", ""),
+        *("def probe(node):", "", "    return looked(node)", "", ""),
+        *("def looked(node):", "    return mounts.table(node)"),
+    ]
+    mounts = found["preflight.node.mounts"]
+    assert "def table(" in mounts
+    assert "def mounts(" not in mounts
+
+
+@pytest.mark.parametrize(
+    "last", ["", "CHECK = Check(probe, judge=judge)", "CHECK = Check(**{'probe': probe})"]
+)
+def test_all_goes_along_where_it_cannot_be_told(last: str) -> None:
+    text = CHECK[: CHECK.index("CHECK = ")] + last
+    found = sources(Payload({"preflight.checks.a.b": text}))["preflight.checks.a.b"]
+    assert "def judge(" in found
+
+
+def test_exercises_and_imported_probes() -> None:
+    text = """
+from preflight.api import Check
+from preflight.node.kernel import identity
+
+def exercise(fleet, want): return fleet.map(there, {})
+def there(node): return 1
+def judge(facts, want): pass
+CHECK: Check = Check(exercise=exercise, judge=judge)
+"""
+    found = sources(Payload({"c": text}))
+    assert "def there(" in found["c"]
+    assert "def judge(" not in found["c"]
+    text = text.replace("exercise=exercise", "probe=identity")
+    found = sources(Payload({"c": text}))
+    assert found["c"].strip() == "from preflight.node.kernel import identity"
+    assert "def identity(" in found["preflight.node.kernel"]
+
+
+def test_modules_that_are_sent_whole() -> None:
+    assert set(sources(Payload({}))) == CORE | {"preflight.api"}
+    found = sources(Payload({}, ["preflight.node.mounts"]))
+    assert "def mounts(" in found["preflight.node.mounts"]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +132,23 @@ def test_only_what_is_used(text: str, psutil: bool, nvml: bool) -> None:
     assert ("psutil" in modules, "pynvml" in modules) == (psutil, nvml)
     assert (library is not None) == psutil
     assert made.extras(HERE) is made.extras(HERE)
+
+
+@pytest.mark.parametrize(
+    ("text", "connections", "process"),
+    [
+        ("def f(node): return node.psutil('boot_time')", False, False),
+        ("def f(node): return node.psutil(\n'boot_time')", False, False),
+        ("def f(node): return node.process(1)", True, True),
+        ("def f(node): return node.psutil('net_connections')", True, False),
+        ("def f(node):\n for g in ['net_connections']: node.psutil(g)", True, True),
+    ],
+)
+def test_of_psutil_only_what_is_used(text: str, connections: bool, process: bool) -> None:
+    modules, _ = unpacked(Payload({"preflight.checks.a.b": text}), **HERE)
+    assert ("def net_connections(" in modules["psutil"]) == connections
+    assert ("class Process" in modules["psutil"]) == process
+    assert "class Error" in modules["psutil._common"]
 
 
 def test_a_node_that_is_not_linux() -> None:
@@ -148,70 +209,3 @@ def test_become() -> None:
 def test_unknown_module() -> None:
     with pytest.raises(LookupError, match=r"preflight\.node\.no_such"):
         Payload({}, ["preflight.node.no_such"])
-
-
-MODULE = '''"""A module."""
-import math
-USED = 1
-UNUSED = 2
-BOTH = ALSO = USED
-
-def decorator(f):
-    return f
-
-@decorator
-def wanted(x=BOTH):
-    """Speaks of unwanted."""
-    return helper(x)
-
-def helper(x): return math.sqrt(x) + Class.a
-def unwanted(): return USED
-class Class:
-    a = USED
-class Idle(Class): pass
-USED = 4
-if USED:
-    KEPT = UNUSED
-'''
-
-
-def test_trim() -> None:
-    text = trim(MODULE, {"wanted", "no_such", "Class"})
-    module: dict[str, Any] = {}
-    exec(text, module)
-    assert module["wanted"]() == 2
-    assert {"unwanted", "Idle"} & set(module) == set()
-    assert module["KEPT"] == 2
-    assert module["ALSO"] == 1
-    assert text.startswith(
-        '"""A module."""\nimport math\nUSED = 1\nUNUSED = 2\nBOTH = ALSO = USED\n'
-    )
-
-
-def test_trimmed_pynvml_works() -> None:
-    names = (
-        "nvmlInit",
-        "NVMLError",
-        "NVML_ERROR_NOT_SUPPORTED",
-        "nvmlDeviceGetHandleByIndex",
-        "nvmlDeviceGetMemoryInfo",
-        "nvmlDeviceGetPciInfo_v3",
-        "nvmlSystemGetDriverVersion",
-    )
-    whole = payload.source("pynvml")
-    text = trim(whole, names)
-    assert len(text) < len(whole) / 10
-    program = f"""
-import sys, types
-module = sys.modules["pynvml"] = types.ModuleType("pynvml")
-exec(sys.stdin.read(), module.__dict__)
-assert not [name for name in {names!r} if not hasattr(module, name)]
-try:
-    module.nvmlDeviceGetMemoryInfo(None)
-except module.NVMLError as error:
-    sys.stdout.write(str(error))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=text, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "Uninitialized"

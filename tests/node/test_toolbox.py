@@ -36,7 +36,7 @@ def as_nobody(node, method, *args):
 def run(node, argv, timeout_s=10, env=None):
     return node.run(argv, timeout_s, env)
 
-def psutil(node): return node.psutil("net_if_stats")
+def psutil(node, function): return node.psutil(function)
 """
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 
