@@ -17,8 +17,9 @@ from preflight.api import Absent, Node, Opened, Unobservable
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 LISTEN, TIME_WAIT = "0A", "06"
-CONNECT_S = 3.0
-"""Linux sends a lost SYN again after 1 s: this leaves it two tries."""
+CONNECT_S = 4.0
+"""Linux sends a lost SYN again after 1 s and 3 s. An address that does not answer ARP it gives up
+after three tries of 1 s (arp(7)), and says so: that is to be heard."""
 ECHO_S = 3.0
 CLIENTS = 1024
 """Connections that a listener holds at once; more are turned away."""
