@@ -31,7 +31,7 @@ from preflight.api import (
     some,
     warn,
 )
-from preflight.node.launch import Settings, settings, wanted
+from preflight.node.launch import DISABLE, Settings, settings, tcp_only, wanted
 from preflight.node.nccl import OLD, OTHERS, unread
 from preflight.node.net import CLASS, FAMILIES, entries, matches, selects
 from preflight.node.rdma import Device, active, devices
@@ -41,7 +41,12 @@ NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Whole names of interfaces, with commas; the other three have rules of their own."""
 NOT_COMPARED = ("NCCL_HOSTID", "NCCL_MNNVL_UUID", "NCCL_CONF_FILE")
 """Say something of one node."""
-MASTER, DISABLE = "MASTER_ADDR", "NCCL_IB_DISABLE"
+MASTER = "MASTER_ADDR"
+COLLECTIVES = ("collective.local", "collective.all_reduce", "collective.pairs")
+INTERFACES = ("network.interface", "network.link", "network.mtu", "network.port")
+CHOOSING = (PREFIXES, "NCCL_SOCKET_FAMILY")
+"""Variables that choose the interfaces of the data plane; no other one changes what is seen there.
+"""
 LOGS = ("NCCL_DEBUG", "FI_LOG_", "UCX_LOG_", "TORCH_LOGS", "TORCH_CPP_LOG")
 DUMPS = ("_DUMP_FILE", "_DUMP_FILE_RANK")
 """Names that begin or end so change what is written, not what is done."""
@@ -52,8 +57,6 @@ BARRIER, CHECKED = "TORCH_DIST_INIT_BARRIER", ("TORCH_DISTRIBUTED_DEBUG", "DETAI
 more collectives (torch/distributed/distributed_c10d.py). The rest is a node's own business."""
 ANY_CASE = ("NCCL_NET", "NCCL_ALGO", "NCCL_PROTO")
 """NCCL compares their words by strcasecmp(3): net.cc and tuning.cc of 2.30."""
-NOT_ZERO = re.compile(r"\s*[-+]?(0[xX]0*[1-9a-fA-F]|0*[1-7]|[89])")
-"""What strtoll(3), by which NCCL reads numbers, does not take for 0; it does a word."""
 IS_NUMBER = re.compile(r"\s*[-+]?\d")
 LOOPBACK = ("127.", "::1")
 
@@ -101,7 +104,9 @@ def told(fact: Environment, found: list[Verdict]) -> Verdict:
     wrong = [verdict for verdict in found if verdict.status not in {"pass", "skip"}]
     if wrong:
         worst = max(wrong, key=lambda verdict: STATUSES.index(verdict.status))
-        return replace(worst, details=tuple(v.summary for v in wrong if v is not worst))
+        rest = tuple(v.summary for v in wrong if v is not worst)
+        follows = {effect for v in wrong if v.status == "fail" for effect in v.explains or ()}
+        return replace(worst, details=rest, explains=tuple(sorted(follows)))
     given = fact["settings"]["found"]
     lines = ["{}={} ({})".format(n, s["value"], s["source"]) for n, s in given.items()]
     lines += [f"{name} is deprecated, {OLD[name]} is the new name" for name in given if name in OLD]
@@ -152,10 +157,15 @@ def parity(facts: Mapping[str, Environment], name: str) -> dict[str, Verdict]:
         reproduce=f"printenv {name}; grep -s {name} ~/.nccl.conf /etc/nccl.conf",
     )
     return {
-        node: replace(verdict, fix=mend(facts[node], name, verdict))
+        node: replace(verdict, fix=mend(facts[node], name, verdict), explains=follows(name))
         for node, verdict in verdicts.items()
         if verdict.status in {"warn", "fail"}
     }
+
+
+def follows(name: str) -> tuple[str, ...]:
+    """Return the checks whose failures can follow from a wrong value of a variable."""
+    return (*INTERFACES, *COLLECTIVES) if name in CHOOSING else COLLECTIVES
 
 
 def said(fact: Environment, name: str) -> str | None:
@@ -216,6 +226,7 @@ def lacking(fact: Environment) -> list[Verdict]:
                     expected=value(fact, name),
                     fix=f"name one that exists in {place(fact, name)}",
                     reproduce="ls /sys/class/infiniband" if ports else "ip -brief address",
+                    explains=follows(name),
                 )
             )
     return found
@@ -243,7 +254,9 @@ def absent(fact: Environment, name: str, rule: str) -> str:
 def absent_hca(fact: Environment, rule: str) -> str:
     """Say what NCCL would not find; it then goes on over TCP and tells nobody."""
     net = value(fact, "NCCL_NET").lower()
-    if off(fact) or (net and not net.startswith("ib")):  # IBext of NVIDIA's plugin heeds it too
+    if tcp_only(fact["settings"]["found"]) or (
+        net and not net.startswith("ib")
+    ):  # IBext of NVIDIA's plugin heeds it too
         return ""
     names = [device["name"] for device in fact["devices"]]
     there = some(names) if names else "no RDMA device"
@@ -274,17 +287,6 @@ def is_down(fact: Environment, entry: str) -> bool:
     return has_port(fact["devices"], entry) and not has_port(up, entry)
 
 
-def off(fact: Environment) -> str:
-    """Return the variable that keeps NCCL from RDMA, empty if none does.
-
-    Where NCCL_NET names a network, NCCL takes that one, whatever NCCL_IB_DISABLE says.
-    """
-    net = value(fact, "NCCL_NET").lower()
-    if net:
-        return "NCCL_NET" if net == "socket" else ""
-    return DISABLE if NOT_ZERO.match(value(fact, DISABLE)) else ""
-
-
 # ---- where ranks meet ----------------------------------------------------------------------
 
 
@@ -298,7 +300,11 @@ def meeting(node: str, facts: Mapping[str, Environment], want: Want) -> list[Ver
     if address and len(want.nodes) > 1:
         say, words = elsewhere(node, facts, master)
         if words:
-            more = {"observed": address, "fix": f"set MASTER_ADDR to an address of {master}"}
+            more = {
+                "observed": address,
+                "fix": f"set MASTER_ADDR to an address of {master}",
+                "explains": follows(MASTER),
+            }
             found.append(
                 say(f"MASTER_ADDR={address} {words}", reproduce="getent hosts " + address, **more)
             )
@@ -357,7 +363,7 @@ def doubts(fact: Environment) -> list[Verdict]:
 
 def on_tcp(fact: Environment) -> list[Verdict]:
     """Return warnings of RDMA that is kept from use, or is not, though it seems so."""
-    found, ports, name = [], active(fact["devices"]), off(fact)
+    found, ports, name = [], active(fact["devices"]), tcp_only(fact["settings"]["found"])
     if ports and name:
         be = "is" if len(ports) == 1 else "are"
         words = f"{name}={value(fact, name)} keeps NCCL on TCP, though {some(ports)} {be} active"
@@ -380,8 +386,5 @@ CHECK = Check(
     probe=probe,
     args=wanted,
     compare=compare,
-    explains=(
-        *("network.interface", "network.link", "network.mtu", "network.port"),
-        *("collective.local", "collective.all_reduce", "collective.pairs"),
-    ),
+    explains=(*INTERFACES, *COLLECTIVES),
 )

@@ -27,6 +27,10 @@ DEFAULT = "python3"
 SEALED = ("docker", "podman")
 """Engines whose containers inherit neither the node's environment nor its files."""
 
+NET, DISABLE = "NCCL_NET", "NCCL_IB_DISABLE"
+NOT_ZERO = re.compile(r"\s*[-+]?(0[xX]0*[1-9a-fA-F]|0*[1-7]|[89])")
+"""What strtoll(3), by which NCCL reads numbers, does not take for 0; it does a word."""
+
 
 class Setting(TypedDict):
     """The value of a variable, and who sets it: `launch.env`, `the shell`, or a file."""
@@ -71,6 +75,17 @@ def settings(node: Node, launch: Mapping[str, Any]) -> Settings:
             if is_taken(name):
                 found.setdefault(name, Setting(value=values[name][:LONGEST], source=source))
     return Settings(found=found, unreadable=unreadable)
+
+
+def tcp_only(found: Mapping[str, Setting]) -> str:
+    """Return the variable that keeps NCCL from RDMA, empty if none does.
+
+    Where NCCL_NET names a network, NCCL takes that one, whatever NCCL_IB_DISABLE says.
+    """
+    net = found[NET]["value"].lower() if NET in found else ""
+    if net:
+        return NET if net == "socket" else ""
+    return DISABLE if DISABLE in found and NOT_ZERO.match(found[DISABLE]["value"]) else ""
 
 
 def is_taken(name: str) -> bool:
