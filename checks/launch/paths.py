@@ -5,7 +5,8 @@ Why: a rank whose node lacks them ends before it says anything, and all the othe
 Facts: workdir and python (path as it stands in the inventory, or found on PATH; error of going
     there, in a process of its own; usable by the login user; target of a link that leads nowhere).
     `~` is the home of launch.user, else of the login user. Without launch.python it is python3,
-    looked for on the PATH of launch.env, else of the non-login shell. In a container they are not
+    looked for on the PATH of launch.env, else of the non-login shell; only with the latter it is a
+    guess, and what is wrong with it a warning. In a container they are not
     looked at: see software.container.
 Source: stat(2), access(2), readlink(2), $PATH.
 Fix: mount or install it there as on the other nodes, or name another: launch.workdir,
@@ -21,6 +22,7 @@ from typing import Any, Mapping, TypedDict
 from preflight.api import NO_ANSWER, Check, Node, Unobservable, Verdict, Want, fail, ok, skip
 from preflight.node.launch import DEFAULT, expanded, interpreter
 
+GUESS = "install it as on the other nodes, or name the job's interpreter by launch.python"
 KEYS = ("workdir", "python", "user")
 """Of the inventory's launch, where what is looked at is named."""
 
@@ -107,15 +109,24 @@ def compare(facts: Mapping[str, Paths], want: Want) -> dict[str, Verdict]:
     if not (workdir or python or any(pythons.values())):
         return dict.fromkeys(facts, skip(f"neither is named, and no node has a {DEFAULT}"))
     whose = "launch.env" if want.get("launch.env.PATH") else "the non-login shell"
-    second = judged(pythons, f"{python or DEFAULT} is not on the PATH of {whose}", "executed")
+    missed = judged(pythons, f"{python or DEFAULT} is not on the PATH of {whose}", "executed")
+    second = missed if python or want.get("launch.env.PATH") else doubted(missed)
     if not workdir:
         return second
     first = judged(workdirs, "", "entered")
     return {node: both(first[node], second[node]) for node in facts}
 
 
+def doubted(verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Return failures as warnings: nobody said that the job uses this interpreter."""
+    return {
+        node: verdict if verdict.status == "pass" else replace(verdict, status="warn", fix=GUESS)
+        for node, verdict in verdicts.items()
+    }
+
+
 def both(first: Verdict, second: Verdict) -> Verdict:
-    """Return the verdict of two places: what fails goes first, the other is a detail."""
+    """Return the verdict of two places: what is wrong goes first, the other is a detail."""
     if first.status == second.status == "pass":
         return replace(first, summary=f"{first.summary}; {second.summary}")
     if first.status == "pass":

@@ -36,6 +36,7 @@ from preflight.node.software import (
     Inside,
     Training,
     asked,
+    believed,
     by_hand,
     opened,
     together,
@@ -50,6 +51,10 @@ LEAST_DRIVER = {11: "450", 12: "525", 13: "580"}
 
 
 def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
+    return believed(compared(facts, want), want, "cuda")
+
+
+def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
     said, silent = opened(facts)
     runtimes = {node: runtime(inside) for node, inside in said.items()}
     reproduce = by_hand(want, '-c "import torch; print(torch.version.cuda)"')

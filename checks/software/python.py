@@ -4,6 +4,8 @@ Why: extensions and pickles of one Python do not load in another. Ray refuses a 
     Python differs even in the last number, or drops it without a word.
 Facts: the version of the training interpreter, and of Ray where it is installed; or why there
     is none.
+    Where neither `launch.python`, a container nor a PATH in `launch.env` says which interpreter
+    trains, python3 is looked at, and what is wrong with it is a warning.
 Source: `launch.python` (else python3 of the non-login shell) or the interpreter in
     `launch.container`, run with `launch.env`; versions by *.dist-info on its sys.path.
     https://github.com/ray-project/ray/issues/44063.
@@ -18,6 +20,7 @@ from preflight.api import Check, Expect, Verdict, Want, fail, warn
 from preflight.node.software import (
     Training,
     asked,
+    believed,
     by_hand,
     opened,
     together,
@@ -29,6 +32,10 @@ STRICT = "Ray wants the same Python on all nodes, to the last number (ray-projec
 
 
 def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
+    return believed(compared(facts, want), want, "python")
+
+
+def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
     said, silent = opened(facts)
     if said or want.get("launch.python"):
         silent.update(

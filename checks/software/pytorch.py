@@ -9,6 +9,7 @@ Source: torch/version.py, the list of architectures in torch/lib/libtorch_python
     torch.cuda.get_arch_list() returns) and *.dist-info on sys.path of the training interpreter
     (see software.python); torch is not imported. NVML's nvmlDeviceGetCudaComputeCapability.
     Which code runs on which GPU: CUDA C++ Programming Guide, "Application Compatibility".
+    Of more GPUs than launch.gpus_per_node only so many need code.
 Fix: install the same wheel of torch on all nodes, or use one image; for a GPU newer than torch's
     architectures, a newer torch or one built with a newer CUDA.
 """
@@ -23,6 +24,7 @@ from preflight.node.software import (
     Torch,
     Training,
     asked,
+    believed,
     by_hand,
     opened,
     together,
@@ -35,6 +37,10 @@ BESIDE = ("deepspeed", "numpy", "triton")
 
 
 def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
+    return believed(compared(facts, want), want, "torch")
+
+
+def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
     said, silent = opened(facts)
     torches = {node: inside["torch"] for node, inside in said.items()}
     reproduce = by_hand(want, '-c "import torch; print(torch.__version__, torch.version.cuda)"')
@@ -54,7 +60,7 @@ def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
         if torch and torch["path"] and promised and not (torch["cuda"] or torch["hip"])
     }
     foreign = {
-        node: no_code(torch["archs"], facts[node]["capabilities"], builds[node], reproduce)
+        node: no_code(torch, facts[node]["capabilities"], promised, reproduce)
         for node, torch in torches.items()
         if torch and torch["archs"]
     }
@@ -80,17 +86,25 @@ def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
     }
 
 
-def no_code(archs: list[str], gpus: list[str], built: str | None, hint: str) -> Verdict | None:
-    """Return the failure of a torch that has no code for some GPU, None if it has for all."""
+def no_code(torch: Torch, gpus: list[str], promised: int, hint: str) -> Verdict | None:
+    """Return what is wrong where torch has no code for some GPU, None if it has for all.
+
+    Enough of those that it has code for do for the promise: the others may be for a display.
+    """
     numbers = [tuple(map(int, gpu.split("."))) for gpu in gpus]
+    archs = torch["archs"]
     without = [f"sm_{x}{y}" for x, y in numbers if not any(runs(arch, x, y) for arch in archs)]
-    if not without:
+    fitting = len(gpus) - len(without)
+    if not without or (promised and fitting >= promised):
         return None
-    return fail(
-        f"PyTorch {built} has no code for the GPU's {some(without)}, only {', '.join(archs)}",
+    kinds = list(dict.fromkeys(without))
+    few = f" ({len(without)} of {len(gpus)})" if fitting else ""
+    return (warn if fitting and not promised else fail)(
+        f"PyTorch {build(torch)} has no code for the GPU's {some(kinds)}{few}, "
+        f"only {', '.join(archs)}",
         observed=" ".join(archs),
-        expected=" ".join(without),
-        fix=f"install a build of torch for {some(without)}: https://pytorch.org/get-started/locally",
+        expected=" ".join(kinds),
+        fix=f"install a build of torch for {some(kinds)}: https://pytorch.org/get-started/locally",
         reproduce=hint,
     )
 

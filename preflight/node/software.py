@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import Any, Dict, Mapping, TypedDict, cast
 
 from preflight.api import (
+    FAIL,
     STATUSES,
+    WARN,
     Absent,
     Node,
     Ran,
@@ -40,6 +42,7 @@ PASSED = re.compile(r"PATH|HOME|CUDA_HOME|NCCL_NET_PLUGIN|LD_.*|PYTHON.*")
 NO_COMMAND = (126, 127)
 """Ends of env(1), docker exec and podman exec where the program could not be started."""
 EXEC_ENGINES = ("docker", "podman")
+GUESS = f"that the job uses {DEFAULT} is a guess: name its interpreter by launch.python"
 LIMIT_S = 8
 """For the interpreter's answer; below the 10 s of the checks, so that the words are ours."""
 
@@ -108,7 +111,7 @@ class Training(TypedDict):
     """As `driver_cuda`, by NVML; None where libcuda told it, or there is no NVML."""
     nvml_problem: str
     capabilities: list[str]
-    """Compute capabilities of the GPUs, such as 9.0; asked only where torch tells `archs`."""
+    """Compute capability of each GPU, such as 9.0; asked only where torch tells `archs`."""
 
 
 def asked(want: Want) -> tuple[dict[str, Any]]:
@@ -215,16 +218,16 @@ def by_nvml(node: Node) -> tuple[int | None, str]:
 
 
 def capabilities(node: Node) -> list[str]:
-    """Return the compute capabilities of the GPUs that answer; gpu.inventory tells of others."""
+    """Return the compute capability of each GPU that answers; gpu.inventory tells of others."""
     try:
         gpus = range(node.nvml("nvmlDeviceGetCount"))
     except (Absent, Unobservable):
         return []
-    found = set()
+    found = []
     for index in gpus:
         with contextlib.suppress(Absent, Unobservable):
-            found.add(tuple(node.nvml("nvmlDeviceGetCudaComputeCapability", index)))
-    return ["{}.{}".format(*one) for one in sorted(found)]
+            found.append("{}.{}".format(*node.nvml("nvmlDeviceGetCudaComputeCapability", index)))
+    return found
 
 
 Verdicts = Dict[str, Verdict]
@@ -243,6 +246,22 @@ def opened(facts: Mapping[str, Training]) -> tuple[dict[str, Inside], Verdicts]:
         if not fact["inside"]
     }
     return said, silent
+
+
+def believed(verdicts: Verdicts, want: Want, key: str) -> Verdicts:
+    """Return the verdicts, failures as warnings where nobody said which interpreter trains.
+
+    What the inventory expects, under `expect:` by that key, was said of it all the same.
+    """
+    said = ("launch.python", "launch.container", "launch.env.PATH", "expect." + key)
+    if any(want.get(name) for name in said):
+        return verdicts
+    return {
+        node: replace(verdict, status=WARN, details=(*verdict.details, GUESS))
+        if verdict.status == FAIL
+        else verdict
+        for node, verdict in verdicts.items()
+    }
 
 
 def by_hand(want: Want, words: str) -> str:
