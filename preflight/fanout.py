@@ -54,8 +54,20 @@ def fan_out(
                 return
             done.put(Done(item, job))
 
-    for _ in range(min(width, len(items))):
-        threading.Thread(target=work, daemon=True).start()
+    if items:
+        start(work, min(width, len(items)))
     with contextlib.suppress(queue.Empty):
         for _ in items:
             yield done.get(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def start(work: Callable[[], None], most: int) -> None:
+    """Start daemon threads, fewer where this machine has no more: those do it all.
+
+    Raises:
+        RuntimeError: there is not even one.
+    """
+    threading.Thread(target=work, daemon=True).start()
+    with contextlib.suppress(RuntimeError):
+        for _ in range(most - 1):
+            threading.Thread(target=work, daemon=True).start()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from preflight.api import Reply
 from preflight.fanout import fan_out
-from preflight.session import Running, Session
+from preflight.session import DEADLINE, Running, Session
 
 WIDTH = 64
 """Calls of one `map` that wait side by side; each is one frame each way, so this is plenty."""
@@ -21,7 +20,7 @@ class Fleet:
     Args:
         sessions: of the reached nodes, by name, in the inventory's order.
         logins: how the login went, of all nodes.
-        deadline: monotonic time at which the run must be over; shortens every limit.
+        deadline: monotonic time at which the run must be over; the sessions keep to it too.
     """
 
     def __init__(
@@ -50,8 +49,7 @@ class Fleet:
         self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
     ) -> Reply:
         """Run a function on one node; never raises."""
-        limit = self._limit(timeout_s)
-        return self._sessions[node].call(function.__module__, function.__name__, args, limit)
+        return self._sessions[node].call(function.__module__, function.__name__, args, timeout_s)
 
     def map(
         self, function: Callable[..., Any], args: Mapping[str, Sequence[Any]], timeout_s: float = 10
@@ -61,7 +59,7 @@ class Fleet:
         def one(node: str) -> Reply:
             return self.call(node, function, *args[node], timeout_s=timeout_s)
 
-        late = Reply(None, {"kind": "timeout", "message": "the run's deadline came first"})
+        late = Reply(None, {"kind": "timeout", "message": DEADLINE})
         found = {d.item: d.result for d in fan_out(one, tuple(args), WIDTH, self._deadline)}
         return {node: found.get(node, late) for node in args}
 
@@ -71,13 +69,9 @@ class Fleet:
     ) -> Iterator[Running | Reply]:
         """Start a function that stays for the length of a `with` block."""
         session = self._sessions[node]
-        limit = self._limit(timeout_s)
-        running = session.start(function.__module__, function.__name__, args, limit)
+        running = session.start(function.__module__, function.__name__, args, timeout_s)
         try:
             yield running
         finally:
             if isinstance(running, Running):
                 running.stop()
-
-    def _limit(self, timeout_s: float) -> float:
-        return max(0.1, min(timeout_s, self._deadline - time.monotonic()))

@@ -6,8 +6,8 @@ import datetime as dt
 import time
 import traceback
 import uuid
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from preflight.api import Reply, Want
@@ -16,12 +16,16 @@ from preflight.errors import ConfigError, TransportError
 from preflight.fanout import fan_out
 from preflight.fleet import Fleet
 from preflight.inventory import Cluster, NodeSpec
+from preflight.judge import REACH
+from preflight.no_agent import AgentError
 from preflight.payload import Payload
-from preflight.session import AgentError, Session
+from preflight.session import DEADLINE, Pending, Session
 from preflight.transport import Connection, Transport
+from preflight.transport.own_limits import used_up
 
-CLOSE_TIMEOUT_S = 5.0
-"""For all agents together to end after their stdin ended; they need milliseconds."""
+CLOSE_S = (1.2, 5.0)
+"""For all agents together to end, beyond the run's deadline and at most; they need milliseconds."""
+LATE = Reply(None, {"kind": "timeout", "message": DEADLINE})
 NEEDS_ROOT = "needs root"
 
 Facts = dict[str, dict[str, dict[str, Any]]]
@@ -91,9 +95,31 @@ class Visit:
     login: dict[str, Any] = field(default_factory=lambda: {"reached": False})
     replies: dict[str, Reply] = field(default_factory=dict)
     """By evidence key."""
+    asked: dict[str, Pending] = field(default_factory=dict)
+    """By evidence key: what is or was on its way."""
     seconds: float = 0.0
     connection: Connection | None = None
     sessions: list[Session] = field(default_factory=list)
+
+    def seen(self, deadline_s: float) -> Visit:
+        """Return it as it is at the deadline; whoever is late may go on with the original."""
+        seen = replace(self, login=dict(self.login), replies=dict(self.replies))
+        for key, pending in dict(self.asked).items():
+            seen.replies.setdefault(key, pending.reply)
+        if not (seen.login["reached"] or "kind" in seen.login):
+            late = f"no answer within the run's deadline of {deadline_s:g} s"
+            seen.fail(TransportError("deadline", late))
+        return seen
+
+    def fail(self, error: TransportError | AgentError) -> None:
+        """Take note that the node is not there, or no longer."""
+        self.login["reached"] = False
+        self.login |= {"kind": error.kind, "message": error.message, "hint": error.hint}
+
+    def see_lost(self) -> None:
+        """Take note if the node was lost after it had been reached."""
+        if self.login["reached"] and (lost := self.sessions[0].lost):
+            self.fail(lost)
 
     def close(self) -> None:
         """End its agents and log out; never raises."""
@@ -137,30 +163,34 @@ def run(plan: Plan, transports: Mapping[str, Transport]) -> Generator[Event, Non
             visit = done.result
             login = visit.login
             yield NodeDone(visit.spec.name, login["reached"], login.get("message", ""))
-        for name in names:
-            late(visits[name], plan.deadline_s)
+        seen = {name: visits[name].seen(plan.deadline_s) for name in names}
         replies: dict[str, dict[str, Reply]] = {
-            key: {n: visits[n].replies[key] for n in names if key in visits[n].replies}
+            key: {n: seen[n].replies.get(key, LATE) for n in names if seen[n].login["reached"]}
             for key in [*errand.calls, *errand.rooted]
         }
         fleet = Fleet(
-            {n: visits[n].sessions[0] for n in names if visits[n].login["reached"]},
-            {n: visits[n].login for n in names},
+            {n: seen[n].sessions[0] for n in names if seen[n].login["reached"]},
+            {n: seen[n].login for n in names},
             errand.deadline,
         )
-        for check in (c for c in plan.running if c.check.exercise):
+        # How the logins went is told last: a node may be lost while others are exercised.
+        exercises = [one for one in plan.running if one.check.exercise]
+        for check in sorted(exercises, key=lambda one: one.id == REACH):
             yield Exercising(check.id)
-            replies[check.id] = exercise(check, fleet, want)
+            for visit in seen.values():
+                visit.see_lost()
+            late = time.monotonic() > errand.deadline and check.id != REACH
+            replies[check.id] = dict.fromkeys(names, LATE) if late else exercise(check, fleet, want)
     finally:
-        close(list(visits.values()))
+        close(list(visits.values()), errand.deadline)
     yield Outcome(
         run_id=uuid.uuid4().hex,
         started_at=started_at,
         seconds=round(time.monotonic() - begun, 3),
         facts={k: {n: fact(r) for n, r in by.items()} for k, by in replies.items()},
         fact_seconds={k: {n: r.seconds for n, r in by.items()} for k, by in replies.items()},
-        logins={name: visits[name].login for name in names},
-        node_seconds={name: round(visits[name].seconds, 3) for name in names},
+        logins={name: seen[name].login for name in names},
+        node_seconds={name: round(seen[name].seconds, 3) for name in names},
     )
 
 
@@ -185,20 +215,37 @@ def plan_errand(checks: Sequence[Loaded], want: Want, deadline: float) -> Errand
 
 
 def go(visit: Visit, transport: Transport, errand: Errand) -> None:
-    """Log in to one node, start the agent and ask it everything; never raises an expected error."""
+    """Log in to one node, start the agent and ask it everything; never raises."""
     begun = time.monotonic()
-    try:
-        visit.connection = transport.connect(visit.spec)
-        visit.login |= visit.connection.facts
-        session = start(visit, errand, None)
-        visit.login |= {"reached": True, "hello": session.hello, "psutil": session.psutil}
-        visit.login["noise"] = session.noise
-        visit.replies |= ask(session, errand.calls, errand)
-        if errand.rooted:
-            visit.replies |= as_root(visit, session, errand)
-    except (TransportError, AgentError) as error:
-        visit.login |= {"kind": error.kind, "message": error.message, "hint": error.hint}
+    error = attempt(lambda: talk(visit, transport, errand))
+    if isinstance(error, (TransportError, AgentError)):
+        visit.fail(error)
+    elif error is not None:
+        words = f"internal error: {type(error).__name__}: {error}"
+        bug = TransportError("bug", words, "please report it, with the traceback in the report")
+        visit.login["traceback"] = "".join(traceback.format_exception(error))
+        visit.fail(used_up(error) or bug)
     visit.seconds = time.monotonic() - begun
+
+
+def talk(visit: Visit, transport: Transport, errand: Errand) -> None:
+    """Do what `go` says.
+
+    Raises:
+        AgentError: no agent started.
+        TransportError: not reached, or lost.
+    """
+    visit.connection = transport.connect(visit.spec)
+    visit.login |= visit.connection.facts
+    session = start(visit, errand, None)
+    visit.login |= {"reached": True, "hello": session.hello, "psutil": session.psutil}
+    visit.login["noise"] = session.noise
+    ask(visit, session, errand.calls, errand)
+    if errand.rooted:
+        as_root(visit, session, errand)
+    if any(other.lost for other in visit.sessions[1:]):  # see whether the node is lost with it
+        session.clock()
+    visit.see_lost()
 
 
 def start(visit: Visit, errand: Errand, become: str | None) -> Session:
@@ -213,31 +260,32 @@ def start(visit: Visit, errand: Errand, become: str | None) -> Session:
     # An interpreter on a loaded node or on a cold network file system takes seconds to start, so
     # it has the time of a login over again.
     limit = max(0.1, min(visit.spec.ssh.login_timeout_s, errand.deadline - time.monotonic()))
-    session = Session(visit.connection, errand.payload, limit, visit.spec.ssh.python, become)
+    python = visit.spec.ssh.python
+    session = Session(visit.connection, errand.payload, limit, python, become, errand.deadline)
     visit.sessions.append(session)
     return session
 
 
-def ask(session: Session, calls: Mapping[str, Call], errand: Errand) -> dict[str, Reply]:
-    """Return the answers of all probes; they run side by side on the node."""
-    left = max(0.1, errand.deadline - time.monotonic())
-    limits = {key: min(errand.limits[key], left) for key in calls}
-    asked = {key: session.ask(*call, timeout_s=limits[key]) for key, call in calls.items()}
-    return {key: session.answer(pending, limits[key]) for key, pending in asked.items()}
+def ask(visit: Visit, session: Session, calls: Mapping[str, Call], errand: Errand) -> None:
+    """Get the answers of all probes; they run side by side on the node."""
+    asked = {key: session.ask(*call, timeout_s=errand.limits[key]) for key, call in calls.items()}
+    visit.asked |= asked
+    visit.replies |= {key: session.answer(pending) for key, pending in asked.items()}
 
 
-def as_root(visit: Visit, session: Session, errand: Errand) -> dict[str, Reply]:
-    """Return the answers of probes that need root, by a second agent under sudo if allowed."""
-    if session.hello.get("uid") == 0:
-        return ask(session, errand.rooted, errand)
+def as_root(visit: Visit, session: Session, errand: Errand) -> None:
+    """Get the answers of probes that need root, by a second agent under sudo if allowed."""
     why = NEEDS_ROOT
-    if visit.spec.ssh.become:
+    if session.hello.get("uid") != 0 and visit.spec.ssh.become:
         try:
-            return ask(start(visit, errand, visit.spec.ssh.become), errand.rooted, errand)
+            session = start(visit, errand, visit.spec.ssh.become)
         except (TransportError, AgentError) as error:
             why = f"{NEEDS_ROOT}: {error.message}"
-    problem = Reply(None, {"kind": "needs_root", "message": why})
-    return dict.fromkeys(errand.rooted, problem)
+    if session.hello.get("uid") == 0:
+        ask(visit, session, errand.rooted, errand)
+    else:
+        problem = Reply(None, {"kind": "needs_root", "message": why})
+        visit.replies |= dict.fromkeys(errand.rooted, problem)
 
 
 def fact(reply: Reply) -> dict[str, Any]:
@@ -245,34 +293,34 @@ def fact(reply: Reply) -> dict[str, Any]:
     return {"value": reply.value} if reply.problem is None else {"problem": dict(reply.problem)}
 
 
-def late(visit: Visit, deadline_s: float) -> None:
-    """Say of a node that has not answered by now that it is late."""
-    if not visit.login["reached"] and "kind" not in visit.login:
-        visit.login |= {
-            "kind": "deadline",
-            "message": f"no answer within the run's deadline of {deadline_s:g} s",
-            "hint": "",
-        }
-
-
 def exercise(one: Loaded, fleet: Fleet, want: Want) -> dict[str, Reply]:
     """Return an exercise's facts by node; one that crashes has a problem for every node."""
-    if one.check.exercise is None:
-        raise TypeError(f"{one.id} has no exercise")
     begun = time.monotonic()
-    try:
-        found = dict(one.check.exercise(fleet, want))
-    except Exception as error:  # noqa: BLE001 - an exercise is foreign code: its bug is a row
-        message = f"{type(error).__name__}: {error}"
-        bug = {"kind": "bug", "message": message, "traceback": traceback.format_exc()}
+    found: dict[str, Any] = {}
+    # The catalogue has seen that it has one.
+    error = attempt(lambda: found.update(one.check.exercise(fleet, want)))  # type: ignore[misc]
+    if error is not None:
+        trace = "".join(traceback.format_exception(error))
+        bug = {"kind": "bug", "message": f"{type(error).__name__}: {error}", "traceback": trace}
         return dict.fromkeys(want.nodes, Reply(None, bug))
     seconds = round(time.monotonic() - begun, 4)
     return {node: Reply(value, None, seconds) for node, value in found.items()}
 
 
-def close(visits: Iterable[Visit]) -> None:
+def attempt(job: Callable[[], object]) -> Exception | None:
+    """Return what a job raised, whatever it was: one node's trouble, or one check's, is a row."""
+    try:
+        job()
+    except Exception as error:  # noqa: BLE001 - never the end of the run
+        return error
+    return None
+
+
+def close(visits: Iterable[Visit], deadline: float) -> None:
     """End all agents, side by side, within a bound."""
     visits = [visit for visit in visits if visit.connection is not None]
-    deadline = time.monotonic() + CLOSE_TIMEOUT_S
-    for _ in fan_out(Visit.close, visits, max(1, len(visits)), deadline):
+    now = time.monotonic()
+    shortest, longest = CLOSE_S
+    until = max(now + shortest, min(deadline, now + longest))
+    for _ in fan_out(Visit.close, visits, max(1, len(visits)), until):
         pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import secrets
 import threading
 import time
@@ -16,55 +17,73 @@ from typing import Any
 
 from preflight import wire
 from preflight.api import Reply
-from preflight.errors import PreflightError, TransportError, printable
-from preflight.payload import MINIMUM, Payload, command
+from preflight.errors import TransportError, printable
+from preflight.no_agent import AgentError, no_python, no_start, no_sudo, old_python
+from preflight.payload import Payload, command
 from preflight.transport import Connection
 
 SLACK_S = 5.0
 """Above a call's own limit: the agent answers for a late child; this is for a late agent."""
+LAST_S = 0.5
+"""In place of that when the run's deadline cuts a call short: nothing may wait long after it."""
+QUIET_S = 5.0
+"""A node that is awaited and has sent nothing for so long is asked whether it is still there."""
+ALIVE_S = 15.0
+"""For its answer. Agents give it at once, whatever their probes do; four packets in a row may be
+lost on the way (RFC 6298: sent again after 1, 2, 4 and 8 s at most).
+"""
+END_S = 0.5
+"""For an agent to end after its stdin has; it needs some 0.01 s."""
 LIFE_S = 3600
-"""An agent whose controller vanished without closing the connection ends itself after this."""
+"""Agents whose controller vanished without closing the connection end themselves after this."""
+LIFE_MARGIN_S = 60
+"""After the run's deadline, where there is one."""
 PINGS = 3
 """Round trips for the clock: the shortest bounds the offset best."""
-
-
-class AgentError(PreflightError):
-    """The agent did not start: what was seen, and what to do.
-
-    Args:
-        kind: tells the causes apart, such as `no python`.
-        message: what happened.
-        hint: what to do next; may be empty.
-    """
-
-    def __init__(self, kind: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.hint = hint
+AGENT = "preflight.node.agent"
+DEADLINE = "the run's deadline came first"
+ENDED_HINT = "see the node's kernel log, whether it was out of memory: dmesg"
 
 
 class Pending:
-    """A call on its way: its frames so far."""
+    """A call on its way: what came of it so far."""
 
-    def __init__(self) -> None:
-        self._arrived = threading.Condition()
-        self._frames: list[Mapping[str, Any]] = []
-        self.sent_at = time.time()
-        self.heard_at = 0.0
+    def __init__(self, number: int, timeout_s: float, cut: bool = False) -> None:
+        self.number = number
+        self.timeout_s = timeout_s
+        self.cut = cut
+        """Whether the run's deadline left it less time than it was to have."""
+        self.due = math.inf
+        """When it is late (monotonic); known once it is sent."""
+        self.since = math.inf
+        """When it was sent; never of the agent's hello, for who is not there cannot be asked."""
+        self.sent_at = self.heard_at = time.time()
+        self.ready: Mapping[str, Any] | None = None
+        self.frame: Mapping[str, Any] | None = None
+
+    def sent(self, deadline: float) -> None:
+        """Let its time begin."""
+        self.since = time.monotonic()
+        self.due = min(self.since + self.timeout_s + SLACK_S, deadline + LAST_S)
+        self.cut = self.cut or self.since + self.timeout_s > deadline
 
     def put(self, frame: Mapping[str, Any]) -> None:
-        """Take a frame; called by the reader."""
-        with self._arrived:
-            self.heard_at = time.time()
-            self._frames.append(frame)
-            self._arrived.notify_all()
+        """Take a frame; the first that says no more than `ready` is the answer."""
+        self.heard_at = time.time()
+        if isinstance(frame.get("ready"), dict) and self.ready is None:
+            self.ready = frame["ready"]
+        elif self.frame is None:
+            self.frame = frame
 
-    def get(self, timeout_s: float) -> Mapping[str, Any] | None:
-        """Return the next frame, None when none came in time."""
-        with self._arrived:
-            self._arrived.wait_for(lambda: bool(self._frames), timeout_s)
-            return self._frames.pop(0) if self._frames else None
+    @property
+    def reply(self) -> Reply:
+        """The answer, or that there is none; an answer of another shape is a problem too."""
+        if self.frame is not None:
+            found = reply(self.frame)
+            if not (self.cut and found.problem and found.problem["kind"] == "timeout"):
+                return found
+        why = DEADLINE if self.cut else f"no answer in {self.timeout_s:g} s"
+        return Reply(None, {"kind": "timeout", "message": why})
 
 
 class Session:
@@ -76,6 +95,7 @@ class Session:
         start_timeout_s: how long the agent may take to say that it is there.
         python: the interpreter that the inventory names, None to look for one.
         become: `sudo`, or None.
+        deadline: when the run must be over (monotonic); shortens every limit.
 
     Raises:
         AgentError: it did not start.
@@ -89,25 +109,29 @@ class Session:
         start_timeout_s: float,
         python: str | None = None,
         become: str | None = None,
+        deadline: float = math.inf,
     ) -> None:
         tag = f"preflight-{secrets.token_hex(8)}:"
-        self._python = python
+        self._python, self._become, self._deadline = python, become, deadline
         self._decoder = wire.Decoder(tag)
         self._ids = itertools.count(1)
-        self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._pending: dict[int, Pending] = {0: Pending()}
-        self._lost: str | None = None
-        self._broken: TransportError | None = None
+        self._news = threading.Condition()
+        """Of all that follows."""
+        hello = Pending(0, start_timeout_s)
+        self._pending: dict[int, Pending] = {0: hello}
+        self._heard_at = self._asked_at = -math.inf
+        self._lost: TransportError | None = None
         self._reader = threading.Thread(target=self._read, daemon=True)
-        line = command(python, len(payload.blob), tag, LIFE_S, become)
+        line = command(python, len(payload.blob), tag, life_s(deadline), become)
+        hello.due = time.monotonic() + start_timeout_s
         self._stream = connection.execute(line)
         try:
             self._reader.start()
             # A node that refuses may have ended before it read all: what it said tells more.
             with contextlib.suppress(TransportError):
-                self._stream.send(payload.blob)
-            self.hello = self._hello(start_timeout_s)
+                self._stream.send(payload.blob, start_timeout_s)
+            self.hello = self._hello(hello)
             self.psutil = self._load(payload, start_timeout_s)
         except (AgentError, TransportError):
             self.close()
@@ -118,12 +142,16 @@ class Session:
         """What the node wrote to standard output that is not the agent's, on one line."""
         return one_line(self._decoder.noise.decode("utf-8", "replace"))
 
+    @property
+    def lost(self) -> TransportError | None:
+        """Why the agent can be asked no more, None while it can."""
+        return self._lost
+
     def call(
         self, module: str, function: str, args: Sequence[Any] = (), timeout_s: float = 10
     ) -> Reply:
         """Run a function on the node and wait for its answer; never raises."""
-        pending = self.ask(module, function, args, timeout_s)
-        return self.answer(pending, timeout_s)
+        return self.answer(self.ask(module, function, args, timeout_s))
 
     def ask(
         self,
@@ -132,51 +160,47 @@ class Session:
         args: Sequence[Any] = (),
         timeout_s: float = 10,
         opened: bool = False,
-    ) -> tuple[int, Pending]:
+    ) -> Pending:
         """Send a request and do not wait; `answer` does."""
-        pending = Pending()
-        with self._lock:
-            number = next(self._ids)
-            self._pending[number] = pending
-            lost = self._lost
-        frame = {"id": number, "module": module, "function": function, "args": list(args)}
-        frame["timeout_s"] = timeout_s
+        left = self._deadline - time.monotonic()
+        pending = Pending(next(self._ids), min(timeout_s, left), left < timeout_s)
+        frame = {"id": pending.number, "module": module, "function": function, "args": list(args)}
+        frame["timeout_s"] = pending.timeout_s
         if opened:
             frame["open"] = True
-        if lost is None:
+        with self._news:
+            if self._lost:
+                pending.put(lost_problem(self._lost))
+            else:
+                self._pending[pending.number] = pending
+        if left > 0 and pending.frame is None:
             self._send(frame, pending)
-        else:
-            pending.put(lost_problem(lost))
-        return number, pending
+        pending.sent(self._deadline)
+        return pending
 
-    def answer(self, call: tuple[int, Pending], timeout_s: float) -> Reply:
+    def answer(self, pending: Pending) -> Reply:
         """Wait for the answer of an asked call; never raises."""
-        return self._settle(call, call[1].get(timeout_s + SLACK_S), timeout_s)
-
-    def _settle(
-        self, call: tuple[int, Pending], frame: Mapping[str, Any] | None, timeout_s: float
-    ) -> Reply:
-        """Have done with a call and return what its last frame says, if there is one."""
-        with self._lock:
-            self._pending.pop(call[0], None)
-        if frame is None:
-            return Reply(None, {"kind": "timeout", "message": f"no answer in {timeout_s:g} s"})
-        return reply(frame)
+        self._wait(pending, lambda: pending.frame)
+        with self._news:
+            self._pending.pop(pending.number, None)
+            return pending.reply
 
     def start(
         self, module: str, function: str, args: Sequence[Any], timeout_s: float
     ) -> Running | Reply:
         """Start an open call; a `Reply` with the problem if it could not be put in place."""
-        call = self.ask(module, function, args, timeout_s, opened=True)
-        frame = call[1].get(timeout_s + SLACK_S)
-        if frame is not None and isinstance(frame.get("ready"), dict):
-            return Running(self, call, frame["ready"], timeout_s)
-        return self._settle(call, frame, timeout_s)
+        pending = self.ask(module, function, args, timeout_s, opened=True)
+        self._wait(pending, lambda: pending.ready is not None or pending.frame)
+        if pending.ready is not None:
+            return Running(self, pending, pending.ready)
+        return self.answer(pending)
 
-    def stop(self, call: tuple[int, Pending], timeout_s: float) -> Reply:
+    def stop(self, pending: Pending) -> Reply:
         """End an open call and return its answer."""
-        self._send({"id": call[0], "stop": True}, call[1])
-        return self.answer(call, timeout_s)
+        if pending.frame is None:
+            self._send({"id": pending.number, "stop": True}, pending)
+        pending.sent(self._deadline)
+        return self.answer(pending)
 
     def clock(self) -> dict[str, float]:
         """Return how far the node's clock is ahead of ours, and the error around it, in seconds.
@@ -185,11 +209,11 @@ class Session:
         """
         trips = []
         for _ in range(PINGS):
-            call = self.ask("preflight.node.agent", "ping")
-            value = self.answer(call, SLACK_S).value
+            call = self.ask(AGENT, "ping")
+            value = self.answer(call).value
             if isinstance(value, float):
-                half = (call[1].heard_at - call[1].sent_at) / 2
-                trips.append((half, value - (call[1].sent_at + half)))
+                half = (call.heard_at - call.sent_at) / 2
+                trips.append((half, value - (call.sent_at + half)))
         if not trips:
             return {}
         error, offset = min(trips)
@@ -198,131 +222,121 @@ class Session:
     def close(self) -> None:
         """End the agent by the end of its stdin, which ends all its children; never raises."""
         self._stream.close_stdin()
-        self._reader.join(2)
+        if self._reader.ident and not (self._lost and self._lost.kind == "silent"):
+            self._reader.join(END_S)
         self._stream.close()
+
+    def _wait(self, pending: Pending, done: Callable[[], object]) -> None:
+        """Wait until a call has what is awaited, or is late, or its node is lost."""
+        while not self._waited(pending, done):
+            ping = {"id": next(self._ids), "module": AGENT, "function": "ping", "args": []}
+            # Who holds it is stuck on the same node.
+            if self._sending.acquire(blocking=False):
+                with contextlib.suppress(TransportError):
+                    self._stream.send(wire.encode(ping), ALIVE_S)
+                self._sending.release()
+
+    def _waited(self, pending: Pending, done: Callable[[], object]) -> bool:
+        """Wait; false if the node is to be asked first whether it is still there."""
+        with self._news:
+            while not done():
+                now = time.monotonic()
+                quiet_from = max(self._heard_at, pending.since) + QUIET_S
+                asked = self._asked_at > self._heard_at
+                limit = self._asked_at + ALIVE_S if asked else quiet_from
+                if now >= pending.due:
+                    return True
+                if now >= limit and asked:
+                    self._lose(silence(now - max(self._heard_at, self._asked_at - QUIET_S)))
+                elif now >= limit:
+                    self._asked_at = now
+                    return False
+                else:
+                    self._news.wait(min(pending.due, limit) - now)
+        return True
+
+    def _lose(self, error: TransportError) -> None:
+        """Let go of all calls: no answer will come any more."""
+        with self._news:
+            self._lost = self._lost or error
+            for pending in self._pending.values():
+                pending.put(lost_problem(self._lost))
+            self._pending.clear()
+            self._news.notify_all()
 
     def _send(self, frame: Mapping[str, Any], pending: Pending) -> None:
         pending.sent_at = time.time()
         try:
             with self._sending:  # a frame that is larger than a window goes in parts
-                self._stream.send(wire.encode(frame))
+                self._stream.send(wire.encode(frame), pending.timeout_s + SLACK_S)
         except TransportError as error:
-            self._reader.join(SLACK_S)  # it meets the end too, and knows more of it
-            pending.put(lost_problem(self._lost or error.message))
+            if error.kind != "silent":
+                self._reader.join(SLACK_S)  # it meets the end too, and knows more of it
+            self._lose(error)
 
     def _load(self, payload: Payload, timeout_s: float) -> str:
         extras = payload.extras(self.hello)
         if extras is None:
             return "not needed"
-        loaded = self.call("preflight.node.agent", "load", extras, timeout_s)
+        loaded = self.call(AGENT, "load", extras, timeout_s)
         if isinstance(loaded.value, dict):
             return str(loaded.value.get("psutil"))
         why = (loaded.problem or {}).get("message", "no words")
         raise AgentError("no agent", f"the agent did not take its modules: {why}")
 
-    def _hello(self, timeout_s: float) -> dict[str, Any]:
-        frame = self._pending[0].get(timeout_s)
-        del self._pending[0]
+    def _hello(self, pending: Pending) -> dict[str, Any]:
+        self._wait(pending, lambda: pending.frame)
+        with self._news:
+            self._pending.pop(0, None)
+            frame = pending.frame
         if frame is not None and isinstance(frame.get("hello"), dict):
             return dict(frame["hello"])
         if frame is not None and "old" in frame:
-            raise self._old(printable(str(frame.get("executable"))), printable(str(frame["old"])))
+            executable, old = (printable(str(frame.get(key))) for key in ("executable", "old"))
+            raise old_python(self._python, executable, old)
         if frame is not None and "problem" not in frame:
-            raise self._no_python()
-        raise self._broken or self._no_start(frame, timeout_s)
-
-    def _old(self, executable: str, version: str) -> AgentError:
-        """Return the error of a node whose Python is too old."""
-        if self._python:
-            return AgentError(
-                "old python",
-                f"ssh.python is {self._python!r}: {executable} is Python {version}, "
-                f"and the agent needs {MINIMUM} or newer",
-                f"name a Python {MINIMUM} or newer in the inventory: ssh.python; "
-                "or leave it out, then PATH is searched for one",
-            )
-        return AgentError(
-            "old python",
-            f"{executable} is Python {version}, and there is no Python >= {MINIMUM} on PATH",
-            f"install Python {MINIMUM} or newer, or name one in the inventory: ssh.python",
-        )
-
-    def _no_python(self) -> AgentError:
-        """Return the error of a node where the shell found nothing to start."""
-        if self._python:
-            return AgentError(
-                "no python",
-                f"ssh.python is {self._python!r}: there is no such program that may be run",
-                "correct ssh.python in the inventory; or leave it out, "
-                "then PATH is searched for one",
-            )
-        return AgentError(
-            "no python",
-            "there is no python3 on the PATH of the non-login shell",
-            "install python3, or name the interpreter in the inventory: ssh.python",
-        )
-
-    def _no_start(self, frame: Mapping[str, Any] | None, timeout_s: float) -> AgentError:
-        """Return the error of an agent that said nothing, with all that was heard instead."""
-        said = one_line(self._stream.stderr_tail())
-        heard = "; ".join(part for part in (said, self.noise) if part)
-        if "sudo:" in said:
-            return AgentError(
-                "sudo",
-                f"sudo -n was refused: {said}",
-                "allow it without a password (NOPASSWD), or leave ssh.become out: "
-                "checks that need root are then skipped",
-            )
-        what = f"no answer {timeout_s:g} s after the command was sent" if frame is None else "ended"
-        return AgentError(
-            "no agent",
-            f"the login worked, but the agent did not start: {what}"
-            + (f"; the node said: {heard}" if heard else ""),
-            "see what the login shell's start files do: ssh NODE true must print nothing",
-        )
+            raise no_python(self._python)
+        if self._lost and self._lost.kind == "lost":
+            raise self._lost
+        failure = no_sudo if self._become else no_start
+        late_s = pending.timeout_s if frame is None else None
+        raise failure(one_line(self._stream.stderr_tail()), self.noise, late_s)
 
     def _read(self) -> None:
         """Hand out frames until the stream ends; the only reader of the stream."""
-        why = "the agent has ended"
+        kind, why, hint = "ended", "the agent has ended", ENDED_HINT
         try:
             while data := self._stream.recv(1 << 16):
                 for frame in self._decoder.feed(data):
                     self._deliver(frame)
         except wire.Flood:
+            kind, hint = "flood", ""
             why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB"
             self._stream.close()
         except TransportError as error:
-            why, self._broken = f"the connection was lost: {error.message}", error
+            kind, why, hint = "lost", error.message, error.hint
         self._decoder.rest()
         said = self._stream.stderr_tail().strip().rpartition("\n")[2]
         if said:
             why += f": {one_line(said)}"
-        with self._lock:
-            self._lost = why
-            waiting = list(self._pending.values())
-        for pending in waiting:
-            pending.put(lost_problem(why))
+        self._lose(TransportError(kind, why, hint))
 
     def _deliver(self, frame: Mapping[str, Any]) -> None:
         number = frame.get("id", 0)
-        with self._lock:
+        with self._news:
+            self._heard_at = time.monotonic()
             pending = self._pending.get(number) if isinstance(number, int) else None
-        if pending is not None:
-            pending.put(frame)
+            if pending is not None:
+                pending.put(frame)
+            self._news.notify_all()
 
 
 class Running:
     """An open call; `preflight.api.Running` is its contract."""
 
-    def __init__(
-        self,
-        session: Session,
-        call: tuple[int, Pending],
-        ready: Mapping[str, Any],
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, session: Session, pending: Pending, ready: Mapping[str, Any]) -> None:
         self.ready = ready
-        self._stop: Callable[[], Reply] = lambda: session.stop(call, timeout_s)
+        self._stop: Callable[[], Reply] = lambda: session.stop(pending)
         self._answer: Reply | None = None
 
     def stop(self) -> Reply:
@@ -332,14 +346,30 @@ class Running:
         return self._answer
 
 
+def silence(quiet_s: float) -> TransportError:
+    """Return the error of a node that does not answer a sign of life."""
+    return TransportError(
+        "silent",
+        f"stopped answering: silent for {quiet_s:.0f} s, though asked whether it is there",
+        "the machine hangs, or its network is gone: see its console, and ping it",
+    )
+
+
+def life_s(deadline: float) -> int:
+    """Return how long an agent lives whose controller has vanished."""
+    if deadline == math.inf:
+        return LIFE_S
+    return math.ceil(max(0.0, deadline - time.monotonic())) + LIFE_MARGIN_S
+
+
 def one_line(text: str) -> str:
     """Return lines of a node as one, fit for a terminal."""
     return "; ".join(printable(line.strip()) for line in text.splitlines() if line.strip())
 
 
-def lost_problem(why: str) -> dict[str, Any]:
+def lost_problem(error: TransportError) -> dict[str, Any]:
     """Return the frame of a call whose connection went away."""
-    return {"problem": {"kind": "lost", "message": why}}
+    return {"problem": {"kind": "lost", "message": error.message}}
 
 
 def reply(frame: Mapping[str, Any]) -> Reply:

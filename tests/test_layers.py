@@ -28,7 +28,7 @@ BROAD = {
     "preflight/node/child.py": "a probe's bug",
     "preflight/judge.py": "a judge's bug",
     "preflight/catalog.py": "a check file that does not import",
-    "preflight/run.py": "an exercise's bug",
+    "preflight/run.py": "one node's trouble, or an exercise's bug",
     "preflight/fanout.py": "the worker of one node: raised again where its result is taken",
     "preflight/cli/__init__.py": "our own bug, written into a file",
 }
@@ -173,7 +173,8 @@ def test_only_the_report_and_the_command_line_print() -> None:
 
 def test_only_ssh_imports_paramiko() -> None:
     places = found(ALL, lambda part: any(n.startswith("paramiko") for n in imported(part)))
-    assert files(places) == {"preflight/transport/ssh.py", "preflight/demo/server.py"}
+    ssh = {"preflight/transport/ssh.py", "preflight/transport/protocol.py"}
+    assert files(places) == {*ssh, "preflight/demo/server.py"}
 
 
 def test_only_the_toolbox_starts_processes_on_a_node() -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from preflight.api import Reply
 from preflight.errors import ConfigError, TransportError
+from preflight.no_agent import AgentError
 from preflight.payload import Payload
-from preflight.session import AgentError, Running, Session, reply
+from preflight.session import Running, Session, reply
 from preflight.transport import LoginFacts, Stream
 from preflight.transport.loopback import LocalConnection, LocalStream
 
@@ -109,7 +110,7 @@ def test_answers_in_another_order(start: Start) -> None:
         "a, b = hear(), hear()\nfor f in (b, a): say({'id': f['id'], 'value': f['args']})"
     )
     calls = [session.ask("m", "f", [n]) for n in range(2)]
-    assert [session.answer(call, 10).value for call in calls] == [[0], [1]]
+    assert [session.answer(call).value for call in calls] == [[0], [1]]
 
 
 def test_what_is_not_ours_is_ignored(start: Start) -> None:
@@ -161,7 +162,7 @@ def test_lost_with_calls_under_way(start: Start) -> None:
     first, second = session.ask("m", "f"), session.ask("m", "f")
     lost = {"kind": "lost", "message": "the agent has ended: Killed by\\x1b[31m the OOM"}
     for call in (first, second):
-        assert problem(session.answer(call, 10)) == lost
+        assert problem(session.answer(call)) == lost
     assert problem(session.call("m", "f")) == lost
     assert problem(session.start("m", "f", [], 10)) == lost
     assert session.clock() == {}
@@ -283,7 +284,7 @@ def test_a_command_that_ignores_its_end() -> None:
     stream.close()
     assert stream.recv(10) == b""
     with pytest.raises(TransportError, match="the agent on this machine has ended"):
-        stream.send(b"x")
+        stream.send(b"x", 20)
 
 
 def test_stderr_tail() -> None:

@@ -2,8 +2,8 @@
 
 Why: what cannot be reached cannot be judged, and a launcher that logs in would stop here too.
 Facts: reached; address, user, server, host_key, auth, connect_s, login_s as far as the login came;
-    kind, message and hint when it failed; noise: what start files printed; hello: the agent's own
-    words.
+    kind, message and hint when it failed, or the node was lost later; noise: what start files
+    printed; hello: the agent's own words.
 Source: the SSH connection of this run.
 Fix: log in by hand with the same user and key, and mend what it says.
 """
@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from preflight.api import Check, Fleet, Verdict, Want, fail, ok, warn
+from preflight.api import Check, Fleet, Verdict, Want, fail, ok, unknown, warn
+
+OURS = ("resources", "bug")
+"""Kinds of failure of the machine that preflight runs on, and of preflight: no node is to blame."""
 
 
 def exercise(fleet: Fleet, want: Want) -> dict[str, Mapping[str, Any]]:
@@ -20,6 +23,9 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mapping[str, Any]]:
 
 
 def judge(facts: Mapping[str, Any], want: Want) -> Verdict:
+    if not facts["reached"] and facts["kind"] in OURS:
+        details = tuple(facts.get("traceback", "").splitlines())
+        return unknown(facts["message"], fix=facts["hint"], details=details)
     if not facts["reached"]:
         return fail(facts["message"], observed=facts["kind"], fix=facts["hint"] or None)
     noise = facts.get("noise", "")
@@ -32,4 +38,4 @@ def judge(facts: Mapping[str, Any], want: Want) -> Verdict:
     return ok("logged in as {} to {}".format(facts["user"], facts["address"]))
 
 
-CHECK = Check(exercise=exercise, args=lambda _: (), judge=judge, explains=("access.identity",))
+CHECK = Check(exercise=exercise, args=lambda _: (), judge=judge)

@@ -17,7 +17,7 @@ from preflight.catalog import Loaded
 from preflight.cli import complete, options
 from preflight.errors import ConfigError, TransportError
 from preflight.inventory import Cluster, NodeSpec
-from preflight.session import AgentError
+from preflight.no_agent import AgentError
 from preflight.transport import Transport
 from preflight.transport.loopback import LocalTransport
 from preflight.transport.ssh import SshTransport

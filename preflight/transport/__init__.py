@@ -1,7 +1,8 @@
 """How bytes reach a node: one `Connection` a node, on it one or two started commands.
 
 A transport knows nothing of the agent; `session.py` speaks to the agent through a `Stream`.
-Two live here: `ssh.py`, the only place that imports paramiko, and `loopback.py`, this machine.
+Two live here: `ssh.py`, which with `protocol.py` is the only place that imports paramiko, and
+`loopback.py`, this machine.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ class LoginFacts(TypedDict):
 class Stream(Protocol):
     """The two byte streams of one command that runs on a node."""
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, limit_s: float) -> None:
         """Send all of it.
 
         Raises:
-            TransportError: the connection is gone.
+            TransportError: the connection is gone (`lost`), or not all was taken within the limit
+                (`silent`); no more can be sent then, for only a part has gone.
         """
 
     def recv(self, size: int) -> bytes:

@@ -15,15 +15,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Protocol
 
 from preflight.errors import TransportError, printable
+from preflight.transport.own_limits import used_up
 
 HEARD_LIMIT = 256
 """Bytes kept of what the other side said first; more than any SSH version line (RFC 4253: 255)."""
 WORDS_LIMIT = 160
 """Characters of another machine's words that a message shows: about two lines."""
+UNSENT_S = 30
+"""After which a connection is lost whose data nobody acknowledges (RFC 5482): beyond the time that
+a switch takes to come back (classic spanning tree: 30 s), and long for a session to notice itself.
+"""
 PROXY_END_S = 1.0
 """How long a ProxyCommand may take to obey SIGTERM before it is killed."""
 
@@ -150,7 +155,7 @@ def dial(host: str, port: int, limit_s: float) -> Wire:
         try:
             return _connect(family, address, max(share, 0.001))
         except OSError as error:
-            first = first or _unreachable(error, host, port, limit_s)
+            first = first or used_up(error) or _unreachable(error, host, port, limit_s)
     raise first or TransportError("unresolved", f"{host!r} has no address")
 
 
@@ -162,6 +167,9 @@ def _connect(family: int, address: Any, limit_s: float) -> Wire:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # else a sender waits a quarter of an hour for a machine that went down
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_S * 1000)
     except OSError:
         sock.close()
         raise
@@ -227,23 +235,24 @@ class ProxyCommand:
     """The user's ProxyCommand: a process whose standard input and output reach the server."""
 
     def __init__(self, command: str, address: str) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        ours, its = socket.socketpair()
-        try:
-            # as ssh does it: the user's shell, replaced by the command
-            self._process = subprocess.Popen(
-                [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
-                stdin=its.fileno(),
-                stdout=its.fileno(),
-                stderr=self._said,
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            self._said.close()
-            raise TransportError("proxy", f"ProxyCommand {command!r}: {error.strerror}") from error
-        finally:
-            its.close()
+        with ExitStack() as ending:
+            try:
+                ours, its = socket.socketpair()
+                ending.callback(ours.close)
+                with its:
+                    self._said = ending.enter_context(tempfile.TemporaryFile())
+                    # as ssh does it: the user's shell, replaced by the command
+                    self._process = subprocess.Popen(
+                        [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
+                        stdin=its.fileno(),
+                        stdout=its.fileno(),
+                        stderr=self._said,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                failure = TransportError("proxy", f"ProxyCommand {command!r}: {error.strerror}")
+                raise used_up(error) or failure from error
+            ending.pop_all()
         self.wire = Wire(ours, address, self._end)
 
     def _end(self) -> str:

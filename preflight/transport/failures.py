@@ -10,6 +10,9 @@ from preflight.transport.dial import Wire, foreign
 
 TOO_MANY = "too many authentication failures"
 """What OpenSSH says when it ends a login after MaxAuthTries."""
+THROTTLED = "throttled"
+TURNED_AWAY = (b"Exceeded MaxStartups", b"Not allowed at this time")
+"""What OpenSSH says in place of its version (sshd.c: drop_connection, PerSourcePenalties)."""
 
 
 def broken(
@@ -32,6 +35,8 @@ def broken(
         return TransportError("proxy", message, "run the command by hand")
     if not wire.heard:
         return _mute(where, limit, in_time)
+    if wire.heard.startswith(TURNED_AWAY):
+        return _throttled(where, foreign(wire.heard))
     if not any(line.startswith(b"SSH-") for line in wire.heard.splitlines()):
         message = f"{where}: not an SSH server, it says '{foreign(wire.heard)}'"
         return TransportError("not ssh", message, "see that the port is sshd's")
@@ -91,6 +96,15 @@ def exec_refused(there: Destination, words: str) -> TransportError:
         "exec refused",
         f"{there.address}: logged in, but the server refuses to run a command: {words}",
         "see MaxSessions, ForceCommand and the login shell of the account in the server's log",
+    )
+
+
+def _throttled(where: str, said: str) -> TransportError:
+    return TransportError(
+        THROTTLED,
+        f"{where}: the server turns logins away, it says '{said}'",
+        "raise MaxStartups in its sshd_config, see PerSourceMaxStartups and PerSourcePenalties "
+        "there; or lower ssh.fanout",
     )
 
 

@@ -9,6 +9,10 @@ from typing import Protocol
 from preflight.errors import TransportError
 from preflight.transport.destination import Destination
 from preflight.transport.dial import Wire
+from preflight.transport.failures import THROTTLED
+
+TRIES = 3
+"""Of a jump host that turns logins away for the moment."""
 
 
 class JumpLogin(Protocol):
@@ -45,13 +49,17 @@ class Hops:
 
 
 class Hop:
-    """One jump host. A login that failed is not tried again for the next node: it is as slow."""
+    """One jump host. A login that failed is not tried again for the next node: it is as slow.
+
+    One that was only turned away is, a few times: it would cost all nodes behind it.
+    """
 
     def __init__(self, there: Destination, login: Callable[[Destination], JumpLogin]) -> None:
         self._there = there
         self._login = login
         self._lock = threading.Lock()
         self._users = 0
+        self._turned_away = 0
         self._connection: JumpLogin | None = None
         self._failure: TransportError | None = None
 
@@ -64,12 +72,15 @@ class Hop:
         with self._lock:
             if self._connection is not None and self._connection.lost():
                 self._log_out()
-            if self._connection is None and self._failure is None:
+            failure = self._failure
+            if self._connection is None and failure is None:
                 try:
                     self._connection = self._login(self._there)
                 except TransportError as error:
-                    self._failure = error
-            failure = self._failure
+                    failure = error
+                    self._turned_away += error.kind == THROTTLED
+                    if error.kind != THROTTLED or self._turned_away == TRIES:
+                        self._failure = error
             if failure is not None:
                 message = f"jump host {self._there.host}: {failure.message}"
                 raise TransportError(failure.kind, message, failure.hint)

@@ -21,7 +21,6 @@ CERTIFICATE = "-cert-v01@openssh.com"
 RSA_HASHES = {"rsa-sha2-256": hashes.SHA256, "rsa-sha2-512": hashes.SHA512}
 """RFC 8332."""
 KINDS = (ed25519.Ed25519PrivateKey, rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey)
-KINDS = (ed25519.Ed25519PrivateKey, rsa.RSAPrivateKey, ec.EllipticCurvePrivateKey)
 TYPES = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp")
 """Of keys that are signed with here."""
 _PEM = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----(.*?)-----END", re.DOTALL)

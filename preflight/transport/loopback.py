@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
+import resource
+import select
 import signal
 import subprocess
 import tempfile
+import threading
+import time
 from typing import IO, cast
 
 from preflight.errors import TransportError
 from preflight.inventory import NodeSpec
 from preflight.transport import Connection, LoginFacts, Stream
+from preflight.transport.own_limits import GIVEN, used_up
+from preflight.transport.ssh_config import local_user
 
 STDERR_TAIL = 2048
+END_S = 0.5
+"""How long a command may take to end once its stdin has; then it is killed. Agents need 0.01 s."""
 
 
 class LocalStream:
@@ -23,22 +30,40 @@ class LocalStream:
     def __init__(self, command: str) -> None:
         # A file and not a pipe: nobody reads it while the command runs, and it must not block.
         self._last_words = ""
+        self._sending, self._ending = threading.Lock(), threading.Lock()
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            start_new_session=True,  # Ctrl-C is the controller's; the agent ends with its stdin
-        )
+        files = "unlimited" if GIVEN == resource.RLIM_INFINITY else GIVEN
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", f"ulimit -S -n {files}; {command}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C is the controller's; the agent ends with its stdin
+            )
+        except OSError:
+            self._stderr.close()
+            raise
         self._stdin, self._stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        os.set_blocking(self._stdin.fileno(), False)
         self._process = process
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, limit_s: float) -> None:
         """Send all of it."""
+        until = time.monotonic() + limit_s
         try:
-            self._stdin.write(data)
-            self._stdin.flush()
+            with self._sending:
+                writable = select.poll()
+                writable.register(self._stdin, select.POLLOUT)
+                while data:
+                    left = until - time.monotonic()
+                    if not writable.poll(max(0.0, left * 1000)) and left <= 0:
+                        raise TransportError(
+                            "silent", f"the agent on this machine took no input for {limit_s:g} s"
+                        )
+                    with contextlib.suppress(BlockingIOError):
+                        data = data[os.write(self._stdin.fileno(), data) :]
         except (OSError, ValueError) as error:
             raise TransportError("lost", "the agent on this machine has ended") from error
 
@@ -51,28 +76,37 @@ class LocalStream:
 
     def stderr_tail(self) -> str:
         """Return the last it wrote to standard error."""
-        if self._stderr.closed:
-            return self._last_words
+        with self._ending:
+            return self._last_words if self._stderr.closed else self._tail()
+
+    def _tail(self) -> str:
         end = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), STDERR_TAIL, max(0, end - STDERR_TAIL))
         return tail.decode("utf-8", "replace")
 
     def close_stdin(self) -> None:
-        """End its standard input."""
-        with contextlib.suppress(OSError):  # the agent is gone already
+        """End its standard input, unless somebody is at it: then only `close` ends both."""
+        if self._sending.acquire(blocking=False):
             self._stdin.close()
+            self._sending.release()
 
     def close(self) -> None:
         """End it: politely by its stdin, then by force."""
         self.close_stdin()
         try:
-            self._process.wait(2)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(2)
-        self._last_words = self.stderr_tail()
-        self._stdout.close()
-        self._stderr.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
+                self._process.wait(END_S)
+        if self._sending.acquire(timeout=END_S):  # whoever was at it has met the end by now
+            self._stdin.close()
+            self._sending.release()
+        with self._ending:
+            if not self._stderr.closed:
+                self._last_words = self._tail()
+            self._stdout.close()
+            self._stderr.close()
 
 
 class LocalConnection:
@@ -81,7 +115,7 @@ class LocalConnection:
     def __init__(self) -> None:
         self.facts = LoginFacts(
             address="local",
-            user=getpass.getuser(),
+            user=local_user(),
             server="",
             host_key="",
             auth="none",
@@ -92,7 +126,11 @@ class LocalConnection:
 
     def execute(self, command: str) -> Stream:
         """Start a command."""
-        self._streams.append(LocalStream(command))
+        try:
+            self._streams.append(LocalStream(command))
+        except OSError as error:
+            words = f"cannot start a process: {(error.strerror or str(error)).lower()}"
+            raise used_up(error) or TransportError("local", words) from error
         return self._streams[-1]
 
     def close(self) -> None:

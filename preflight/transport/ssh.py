@@ -1,14 +1,15 @@
 """SSH to the nodes: logins that end in time, say why they failed, and cost little.
 
-The only place that imports paramiko, so that its habits are dealt with once: threads that poll,
-a time limit per step and none on the whole, a log on standard error, and reasons that it drops.
-It is driven through events here. Where a login goes is said by `destination.py`, with what by
-`identities.py`, and whom to believe by `trust.py`.
+With `protocol.py` the only place that imports paramiko, so that its habits are dealt with once:
+threads that poll, a time limit per step and none on the whole, a log on standard error, and reasons
+that it drops. It is driven through events here. Where a login goes is said by `destination.py`,
+with what by `identities.py`, and whom to believe by `trust.py`.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,28 +18,33 @@ from typing import cast
 
 import paramiko
 from paramiko.auth_handler import AuthHandler
-from paramiko.buffered_pipe import BufferedPipe
-from paramiko.message import Message
-from paramiko.packet import Packetizer
 
 from preflight.errors import ConfigError, TransportError, printable
 from preflight.inventory import NodeSpec
 from preflight.transport import LoginFacts
 from preflight.transport.destination import Destination, destination
-from preflight.transport.dial import ProxyCommand, Wire, dial, foreign, from_words
-from preflight.transport.failures import TOO_MANY, broken, exec_refused, lost, refused, too_many
+from preflight.transport.dial import ProxyCommand, Wire, dial, from_words
+from preflight.transport.failures import (
+    THROTTLED,
+    TOO_MANY,
+    broken,
+    exec_refused,
+    lost,
+    refused,
+    too_many,
+)
 from preflight.transport.hops import Hops
-from preflight.transport.identities import Identity, Offer, Offers, see_key
+from preflight.transport.identities import Offer, Offers, see_key
 from preflight.transport.known_hosts import HostKey
+from preflight.transport.own_limits import raise_files
+from preflight.transport.protocol import Key, SshProtocol, StderrTail
 from preflight.transport.ssh_config import SshConfig
 from preflight.transport.trust import Trust
 
-FAST_KEX = ("curve25519-sha256@libssh.org",)
-FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-"""Cheapest of what paramiko has: one call a packet, no HMAC in Python."""
+AGAIN_S = (0.5, 2.0)
+"""After which a server is asked again that has too many logins under way; one takes 0.1 to 1 s."""
 WINDOW = 256 * 1024
 """Bytes a node may send ahead of the reader: bounds the memory of a thousand open nodes."""
-STDERR_TAIL = 2048
 
 
 class SshTransport:
@@ -54,6 +60,7 @@ class SshTransport:
     def __init__(self, warn: Callable[[str], None] = lambda _: None) -> None:
         # paramiko's own threads would write their tracebacks on the user's terminal
         logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+        raise_files()
         self._config = SshConfig(warn)
         self._trust = Trust(warn)
         self._offers = Offers()
@@ -91,12 +98,27 @@ class SshTransport:
             raise TransportError("configuration", str(error)) from error
 
     def _login(self, there: Destination) -> SshConnection:
+        """Log in; a server that is asked by too many at once is asked once more.
+
+        Raises:
+            TransportError: as `connect`.
+        """
+        try:
+            return self._login_once(there)
+        except TransportError as error:
+            if error.kind != THROTTLED:
+                raise
+        # by chance, else all that were turned away come back together
+        time.sleep(min(random.uniform(*AGAIN_S), there.login_timeout_s))
+        return self._login_once(there)
+
+    def _login_once(self, there: Destination) -> SshConnection:
         types = self._trust.types(there)
         with ExitStack() as ending:
             started = time.monotonic()
             wire = self._wire(there, ending)
             connected = time.monotonic()
-            transport = _Transport(there, wire, types)
+            transport = SshProtocol(there, wire, types)
             ending.callback(transport.close)
             login = _Login(transport)
             host_key = login.exchange_keys()
@@ -129,7 +151,7 @@ class SshTransport:
 class SshConnection:
     """A login on one node."""
 
-    def __init__(self, transport: _Transport, facts: LoginFacts, ending: ExitStack) -> None:
+    def __init__(self, transport: SshProtocol, facts: LoginFacts, ending: ExitStack) -> None:
         self.facts = facts
         self._transport = transport
         self._ending = ending
@@ -195,27 +217,39 @@ class SshConnection:
 class SshStream:
     """The two byte streams of one command."""
 
-    def __init__(self, channel: paramiko.Channel, transport: _Transport) -> None:
+    def __init__(self, channel: paramiko.Channel, transport: SshProtocol) -> None:
         self._channel = channel
         self._transport = transport
-        self._stderr = _Tail(channel)
+        self._stderr = StderrTail(channel)
         self._closed = False
         channel.in_stderr_buffer = self._stderr
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, limit_s: float) -> None:
         """Send all of it.
 
         Raises:
-            TransportError: the connection is gone.
+            TransportError: the connection is gone, or not all was taken within the limit.
         """
+        until = time.monotonic() + limit_s
         try:
             while data:
+                self._wait_for_room(until - time.monotonic(), limit_s)
                 sent = self._channel.send(data)
                 if not sent:  # paramiko's sendall would try for ever
                     raise EOFError
                 data = data[sent:]
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._lost("before it had read its input") from error
+
+    def _wait_for_room(self, left_s: float, limit_s: float) -> None:
+        # paramiko has one time limit for both directions, and the reader must have none
+        channel = self._channel
+        with channel.out_buffer_cv:
+            if not channel.out_buffer_cv.wait_for(
+                lambda: channel.out_window_size or channel.closed or channel.eof_sent, left_s
+            ):
+                address = self._transport.there.address
+                raise TransportError("silent", f"{address}: took no input for {limit_s:g} s")
 
     def recv(self, size: int) -> bytes:
         """Return some bytes of its standard output, at most `size`; `b""` at the end.
@@ -250,96 +284,10 @@ class SshStream:
         return TransportError("lost", f"{address}: the command ended {when}")
 
 
-class _Tail(BufferedPipe):  # type: ignore[type-arg] # not subscriptable at run time
-    """Standard error, taken as it comes, so that a node that chatters is never blocked."""
-
-    def __init__(self, channel: paramiko.Channel) -> None:
-        super().__init__()
-        self.kept = b""
-        self._channel = channel
-
-    def feed(self, data: bytes) -> None:
-        super().feed(data)
-        self.kept = (self.kept + self._channel.recv_stderr(len(data)))[-STDERR_TAIL:]
-
-
-class _Packets(Packetizer):
-    def start_handshake(self, timeout: float) -> None:
-        """Start no timer thread: the whole login has one limit, kept by the thread that waits."""
-
-
-class _Key(paramiko.PKey):
-    """A key or certificate as paramiko wants it, signed for by a file or by the agent."""
-
-    def __init__(self, identity: Identity) -> None:
-        self.public_blob = None
-        self._identity = identity
-
-    def get_name(self) -> str:
-        return self._identity.public.type
-
-    def asbytes(self) -> bytes:
-        return self._identity.public.blob
-
-    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Message:
-        try:
-            signature = self._identity.sign(data, algorithm or self.get_name())
-        except OSError:
-            # an agent that will not sign: an empty signature is refused, and the next key tried
-            signature = b""
-        return Message(signature)
-
-
-class _Transport(paramiko.Transport):
-    """Keeps the reasons that paramiko only logs, and asks for what is known and cheap."""
-
-    def __init__(self, there: Destination, wire: Wire, types: frozenset[str]) -> None:
-        # paramiko needs of a socket just what Wire has
-        super().__init__(cast("paramiko.Channel", wire), packetizer_class=_Packets)
-        self.there = there
-        self.wire = wire
-        self.banner_timeout = there.login_timeout_s
-        self.farewell = ""  # what the server said when it ended the connection
-        self.left = False  # whether this side ended it
-        self._refusals: dict[int, str] = {}
-        self._opening = threading.local()
-        options = self.get_security_options()
-        options.kex = _first(options.kex, FAST_KEX)
-        options.ciphers = _first(options.ciphers, FAST_CIPHERS)
-        known = [n for n in options.key_types if n in types or ("ssh-rsa" in types and "rsa" in n)]
-        options.key_types = _first(options.key_types, known)
-
-    def why(self) -> str:
-        """Return why the channel was refused that this thread asked for last."""
-        return self._refusals.pop(getattr(self._opening, "channel", -1), "")
-
-    def _next_channel(self) -> int:
-        # called by the thread that opens, and the only place that tells it the number
-        self._opening.channel = number = int(super()._next_channel())  # type: ignore[misc]
-        return number
-
-    def _parse_channel_open_failure(self, message: Message) -> None:
-        number, code = message.get_int(), message.get_int()
-        prohibited = "administratively prohibited: " if code == 1 else ""
-        self._refusals[number] = prohibited + foreign(message.get_binary())
-        message.rewind()
-        super()._parse_channel_open_failure(message)  # type: ignore[misc]
-
-    def _parse_disconnect(self, message: Message) -> None:
-        message.get_int()
-        self.farewell = foreign(message.get_binary())
-
-
-def _first(names: Sequence[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, the wanted ones before the others, each part in its own order."""
-    front = [name for name in wanted if name in names]
-    return (*front, *(name for name in names if name not in front))
-
-
 class _Login:
     """The steps of one login, all within one time limit."""
 
-    def __init__(self, transport: _Transport) -> None:
+    def __init__(self, transport: SshProtocol) -> None:
         self._transport = transport
         self._there = transport.there
         self._deadline = time.monotonic() + transport.there.login_timeout_s
@@ -366,7 +314,7 @@ class _Login:
         allowed: Sequence[str] = ()
         for identity in offer.identities:
             tried.append(identity.label)
-            if self._accepted(AuthHandler.auth_publickey, tried, _Key(identity)):
+            if self._accepted(AuthHandler.auth_publickey, tried, Key(identity)):
                 return identity.label
             error = self._transport.get_exception()
             allowed = getattr(error, "allowed_types", allowed)

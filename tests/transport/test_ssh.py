@@ -62,7 +62,7 @@ def test_several_commands_run_on_one_connection_also_at_once(
     cat = connection.execute("cat")
     assert run(connection, "echo one") == b"one\n"
     assert run(connection, "echo two; echo no >&2") == b"two\n"
-    cat.send(b"three")
+    cat.send(b"three", 20)
     cat.close_stdin()
     assert read_all(cat) == b"three"
     cat.close()
@@ -78,7 +78,7 @@ def test_a_megabyte_each_way(sshd: StartSshd, client: Client) -> None:
     data = os.urandom(1 << 20)
 
     def send() -> None:
-        stream.send(data)
+        stream.send(data, 20)
         stream.close_stdin()
 
     with ThreadPoolExecutor(1) as pool:
@@ -99,7 +99,7 @@ def test_the_end_of_stdin_reaches_the_command_and_sending_after_it_fails(
     stream.close_stdin()
     assert read_all(stream) == b"ended\n"
     with pytest.raises(TransportError) as caught:
-        stream.send(b"more")
+        stream.send(b"more", 20)
     connection.close()
     assert caught.value.message == (
         f"127.0.0.1:{server.port}: the command ended before it had read its input"
@@ -144,7 +144,7 @@ def test_a_stream_that_is_lost_is_told_apart_from_one_that_ended(
     with pytest.raises(TransportError) as read:
         stream.recv(100)
     with pytest.raises(TransportError) as sent:
-        stream.send(b"x")
+        stream.send(b"x", 20)
     with pytest.raises(TransportError) as started:
         connection.execute("true")
     connection.close()

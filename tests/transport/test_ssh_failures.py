@@ -415,7 +415,7 @@ def test_validate_names_what_is_missing(client: Client) -> None:
     ):
         with pytest.raises(ConfigError) as caught:
             client.transport().validate([client.spec(1, **settings)])
-        assert str(caught.value) == message
+        assert str(caught.value) == f"node gpu01: {message}"
 
 
 def test_an_unreadable_known_hosts_file_contacts_nobody(client: Client, listen: Listen) -> None:
