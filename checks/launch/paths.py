@@ -23,6 +23,11 @@ from preflight.api import NO_ANSWER, Check, Node, Unobservable, Verdict, Want, f
 from preflight.node.launch import DEFAULT, expanded, interpreter
 
 GUESS = "install it as on the other nodes, or name the job's interpreter by launch.python"
+SOFTWARE = ("software.python", "software.pytorch", "software.nccl", "software.cuda")
+COLLECTIVES = ("collective.local", "collective.all_reduce", "collective.pairs")
+FOLLOWS = {"entered": COLLECTIVES, "executed": (*SOFTWARE, *COLLECTIVES)}
+"""Checks whose failures can follow where a directory, or a program, may not be used."""
+DENIED = ("no permission", "EACCES")
 KEYS = ("workdir", "python", "user")
 """Of the inventory's launch, where what is looked at is named."""
 
@@ -131,7 +136,13 @@ def both(first: Verdict, second: Verdict) -> Verdict:
         return replace(first, summary=f"{first.summary}; {second.summary}")
     if first.status == "pass":
         return second
-    return first if second.status == "pass" else replace(first, details=(second.summary,))
+    if second.status == "pass":
+        return first
+    first = replace(first, details=(second.summary,))
+    if second.status == "warn":
+        return first
+    follows = second.explained_by if first.explained_by is None else first.explained_by
+    return replace(first, explains=FOLLOWS["executed"], explained_by=follows)
 
 
 def judged(places: Mapping[str, Place | None], lost: str, done: str) -> dict[str, Verdict]:
@@ -144,11 +155,14 @@ def judged(places: Mapping[str, Place | None], lost: str, done: str) -> dict[str
         if place and not words:
             verdicts[node] = ok("{} can be {}".format(place["path"], done))
             continue
+        seen = (place["error"] or DENIED[0]) if place else "not on PATH"
         verdicts[node] = fail(
             words + beside(len(good), len(places)),
-            observed=(place["error"] or "no permission") if place else "not on PATH",
+            observed=seen,
             scope="node" if good or len(places) == 1 else "cluster",
             reproduce="ls -ld {}".format(place["path"]) if place else "echo $PATH",
+            explains=FOLLOWS[done],
+            explained_by=None if seen in DENIED else ("storage.mounts",),
         )
     return verdicts
 
@@ -184,8 +198,5 @@ CHECK = Check(
     probe=probe,
     args=asked,
     compare=compare,
-    explains=(
-        *("software.python", "software.pytorch", "software.nccl", "software.cuda"),
-        *("collective.local", "collective.all_reduce", "collective.pairs"),
-    ),
+    explains=FOLLOWS["executed"],
 )

@@ -165,8 +165,5 @@ CHECK = Check(
     probe=container,
     args=lambda want: (want.get("launch.container"),),
     compare=compare,
-    explains=(
-        *("software.python", "software.pytorch", "software.nccl", "software.cuda"),
-        "launch.paths",
-    ),
+    explains=("software.python", "software.pytorch", "software.nccl", "software.cuda"),
 )

@@ -54,6 +54,11 @@ LIBRARY = (
     "install the libraries of the driver too, of the module's version: libnvidia-compute (Ubuntu), "
     "nvidia-driver-cuda-libs (RHEL)"
 )
+DIFFERING = (
+    *("software.cuda", "collective.local"),
+    *("collective.all_reduce", "collective.pairs"),
+)
+"""What can follow from another version; it takes no GPU away."""
 BY_HAND = "cat /proc/driver/nvidia/version; nvidia-smi"
 
 
@@ -114,7 +119,9 @@ def compare(facts: Mapping[str, Driver], want: Want) -> dict[str, Verdict]:
     present = {node: version for node, version in found.items() if node not in without}
     verdicts = versions(present, "NVIDIA driver", want.get("expect.driver"), reproduce=BY_HAND)
     for node, verdict in verdicts.items():
-        if not_loaded(facts[node]) and verdict.status == FAIL:
+        if verdict.status == FAIL and found[node]:
+            verdicts[node] = replace(verdict, explains=DIFFERING)
+        elif verdict.status == FAIL and not_loaded(facts[node]):
             verdicts[node] = replace(verdict, details=(facts[node]["problem"],), fix=LOAD)
     needed = bool(promised) or any(fact["nvml"] for fact in facts.values())
     return together(
@@ -168,7 +175,7 @@ CHECK = Check(
     compare=compare,
     expects=(Expect("driver", str, "", "NVIDIA driver version, such as 550.54.15, or 550"),),
     explains=(
-        *("software.cuda", "gpu.inventory", "gpu.health", "gpu.fabric", "gpu.nvlink", "gpu.p2p"),
-        *("collective.local", "collective.all_reduce", "collective.pairs"),
+        *("gpu.inventory", "gpu.health", "gpu.fabric", "gpu.nvlink", "gpu.p2p"),
+        *DIFFERING,
     ),
 )

@@ -56,6 +56,7 @@ def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
         "net plugin",
         fix=PLUGIN_FIX,
         reproduce="ldconfig -p | grep libnccl-net; echo $LD_LIBRARY_PATH $NCCL_NET_PLUGIN",
+        explained_by=("software.container",),  # it is no part of what pip installs
     )
     for node, verdict in together(found, plugins).items():
         details = (*verdict.details, *origin(said[node]))

@@ -60,7 +60,7 @@ def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
                 details=strict,
                 reproduce=by_hand(want, "-V"),
             ),
-            versions(rays, "Ray", reproduce=by_hand(want, "-m pip show ray")),
+            versions(rays, "Ray", reproduce=by_hand(want, "-m pip show ray"), explains=()),
         ),
     }
 

@@ -106,6 +106,7 @@ def no_code(torch: Torch, gpus: list[str], promised: int, hint: str) -> Verdict 
         expected=" ".join(kinds),
         fix=f"install a build of torch for {some(kinds)}: https://pytorch.org/get-started/locally",
         reproduce=hint,
+        explains=(),  # which code it has says nothing of its CUDA and NCCL
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import Mapping, Sequence, TypedDict
 
-from preflight.api import Check, Node, Verdict, Want, fail, same_everywhere, some, warn
+from preflight.api import NO_ANSWER, Check, Node, Verdict, Want, fail, same_everywhere, some, warn
 
 SYSTEM_GID_MAX = 999
 """SYS_GID_MAX of login.defs(5): groups of the system (docker, render), numbered as packages come;
@@ -167,12 +167,23 @@ def joining(groups: Sequence[str], user: User) -> str:
 
 
 def homeless(fact: Identity, user: User) -> Verdict | None:
-    """Return a warning where there is no home; one that does not answer is storage.mounts'."""
-    if fact["home_error"] not in {"ENOENT", "ENOTDIR"}:
+    """Return a warning of a home that is not there, or cannot be used; what it lies on may fail.
+
+    Another user's home is rightly closed.
+    """
+    home, error = user["home"], fact["home_error"]
+    if error in {"ENOENT", "ENOTDIR"}:
+        fix = "mkhomedir_helper {name}, or mount what holds {home}".format(**user)
+        return warn(f"the home {home} does not exist", observed=home, fix=fix)
+    if not error or (fact["asked"] and error in {"EACCES", "EPERM"}):
         return None
-    home = user["home"]
-    fix = "mkhomedir_helper {name}, or mount what holds {home}".format(**user)
-    return warn(f"the home {home} does not exist", observed=home, fix=fix)
+    words = "does not answer in 2 s" if error == NO_ANSWER else f"cannot be used: {error}"
+    return warn(
+        f"the home {home} {words}",
+        observed=error,
+        fix=f"see storage.mounts, and what {home} lies on",
+        reproduce=f"ls -ld {quote(home)} &",
+    )
 
 
 CHECK = Check(

@@ -13,12 +13,12 @@ Fix: mount it as on the other nodes, and put it into /etc/fstab so that it stays
 
 from __future__ import annotations
 
-import fnmatch
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
 from shlex import quote
-from typing import Any, Mapping, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 from preflight.api import (
     NO_ANSWER,
@@ -35,7 +35,22 @@ from preflight.api import (
     unknown,
     warn,
 )
-from preflight.node.mounts import Mount, Mounts, expected_paths, mounts, normal
+from preflight.node.mounts import (
+    SCALE_OUT,
+    Mount,
+    Mounts,
+    address,
+    expected_paths,
+    file_system,
+    is_network,
+    kind,
+    mounts,
+    normal,
+    same_source,
+    same_type,
+    server_of,
+    split,
+)
 
 WORDS = {
     NO_ANSWER: "does not answer in 2 s: whatever touches it hangs",
@@ -54,6 +69,13 @@ COMPARED = frozenset(
 ABSENT = "not mounted"
 SEVERAL = 3
 """Servers of one export without a majority: two are as likely two file systems."""
+FOLLOWS = (
+    *("storage.coherence", "storage.same_data", "storage.space", "storage.cache_dirs"),
+    "launch.paths",
+)
+"""The last one only where what launch names lies on what fails."""
+NUMBERS = re.compile(r"[\d.]+|\[?[\da-fA-F]*:[\da-fA-F:]*\]?")
+"""Of a server: storage that gives each client another address. Nobody gives it other names."""
 KNOWN = "if they are, say so: a pattern for source under expect.mounts"
 
 
@@ -66,19 +88,37 @@ def compare(facts: Mapping[str, Mounts], want: Want) -> dict[str, Verdict]:
             if verdict.status != "pass" and not said:
                 found[node].append(verdict)
     nothing = not entries and not any(fact["network"] for fact in facts.values())
-    return {node: told(fact, found[node], nothing, entries) for node, fact in facts.items()}
-
-
-def told(fact: Mounts, found: list[Verdict], nothing: bool, entries: Mapping[str, Any]) -> Verdict:
-    """Return the gravest of what was found; the rest are its details."""
     if nothing:
-        return skip("no network file system on any node, and none expected")
-    if not found:
-        paths = sorted({mount["path"] for mount in fact["network"]} | set(entries))
-        return ok("mounted and answering: " + (some(paths) or "nothing now, all by automount"))
-    worst = max(found, key=lambda verdict: STATUSES.index(verdict.status))
+        return dict.fromkeys(facts, skip("no network file system on any node, and none expected"))
+    return {
+        node: gravest(found[node], want) if found[node] else sound(fact, entries)
+        for node, fact in facts.items()
+    }
+
+
+def sound(fact: Mounts, entries: Mapping[str, Any]) -> Verdict:
+    """Return the verdict of a node with which nothing is wrong, as far as was looked."""
+    visited = {mount["device"] for mount in fact["network"] if mount["path"] in fact["visits"]}
+    seen = {mount["path"] for mount in fact["network"] if mount["device"] in visited}
+    words = some(sorted(seen | set(entries))) or "nothing now, all by automount"
+    rest = len({mount["path"] for mount in fact["network"]} - seen - set(entries))
+    be = "were" if rest > 1 else "was"
+    return ok(f"mounted and answering: {words}" + (f"; {rest} more {be} not visited" * bool(rest)))
+
+
+def gravest(found: Sequence[Verdict], want: Want) -> Verdict:
+    """Return the gravest of what was found, a fault of its own first; the rest are its details."""
+    worst = max(found, key=lambda one: (STATUSES.index(one.status), not one.explained_by))
     rest = tuple(verdict.summary for verdict in found if verdict is not worst)
-    return replace(worst, details=(*worst.details, *rest))
+    named = [str(want.get(key, "")) for key in ("launch.workdir", "launch.python")]
+    failing = [normal(one.observed[0]) + "/" for one in found if one.status == "fail"]
+    holds = any(path.startswith(mount) for path in named for mount in failing)
+    return replace(
+        worst,
+        details=(*worst.details, *rest),
+        explains=FOLLOWS if holds else FOLLOWS[:-1],
+        explained_by=worst.explained_by or (),
+    )
 
 
 # ---- what one node shows by itself ---------------------------------------------------------
@@ -135,7 +175,7 @@ def against(fact: Mounts, path: str, entry: Mapping[str, Any], want: Want) -> li
     say = partial(fail, observed=[path], expected=dict(entry), fix=mend(path, entry))
     if visit["error"] in {"ENOENT", "ENOTDIR"}:
         return [say(f"{path} does not exist" + (", expected " + wanted if wanted else ""))]
-    if mount["path"] != place["real"]:
+    if mount["path"] != place["real"] and not is_inside(mount, entry):
         lies = "it lies on {path} ({type} {source})".format(**mount)
         return [say(f"nothing is mounted on {path}: {lies}")]
     if not same_type(mount, entry.get("type")) or not same_source(mount, entry.get("source")):
@@ -144,6 +184,18 @@ def against(fact: Mounts, path: str, entry: Mapping[str, Any], want: Want) -> li
     if lacking:
         return [say("{} is mounted without {}".format(path, ",".join(lacking)))]
     return permitted(fact, path, entry, want)
+
+
+def is_inside(mount: Mount, entry: Mapping[str, Any]) -> bool:
+    """Whether a path that is no mount point lies in the right file system all the same.
+
+    A root file system over the network holds every path where something is not mounted.
+    """
+    if mount["path"] == "/":
+        return False
+    if "type" not in entry and "source" not in entry:
+        return is_network(mount)
+    return same_type(mount, entry.get("type")) and same_source(mount, entry.get("source"))
 
 
 def permitted(fact: Mounts, path: str, entry: Mapping[str, Any], want: Want) -> list[Verdict]:
@@ -172,6 +224,7 @@ def permitted(fact: Mounts, path: str, entry: Mapping[str, Any], want: Want) -> 
             fix=f"give {user or 'the user'} permission on {path}: chown, chmod, or the export's"
             " squash options",
             reproduce=f"ls -ld {quote(path)}",
+            explained_by=("storage.identity",),
         )
     ]
 
@@ -184,23 +237,6 @@ def mend(path: str, entry: Mapping[str, Any]) -> str:
     if entry.get("options"):
         words += ["-o", ",".join(wanted_options(entry))]
     return joined([*words, *([entry["source"]] if "source" in entry else []), path])
-
-
-def same_type(mount: Mount, expected: str | None) -> bool:
-    """Whether a mount is of the type, or of the pattern of types; `nfs` is of any version."""
-    if expected is None or fnmatch.fnmatchcase(mount["type"], expected):
-        return True
-    versions = [option for option in mount["options"] if option.startswith("vers=4")]
-    return {mount["type"], expected} == {"nfs", "nfs4"} and (expected == "nfs" or bool(versions))
-
-
-def same_source(mount: Mount, expected: str | None) -> bool:
-    """Whether it comes from there: by name, by pattern, or by the server's address."""
-    if expected is None or fnmatch.fnmatchcase(mount["source"], expected):
-        return True
-    server, export = split(expected)
-    ours, path = split(mount["source"])
-    return path == export and server in {ours, address(mount)}
 
 
 def wanted_options(entry: Mapping[str, Any]) -> list[str]:
@@ -218,7 +254,12 @@ def parity(facts: Mapping[str, Mounts], path: str, entry: Mapping[str, Any]) -> 
         node: next((m for m in fact["network"] if m["path"] == path), None)
         for node, fact in facts.items()
     }
-    looked = {n: m for n, m in by_node.items() if m or not waits(facts[n], path)}
+    servers = {split(mount["source"])[0] for mount in by_node.values() if mount}
+    looked = {
+        n: m
+        for n, m in by_node.items()
+        if m or not (waits(facts[n], path) or is_nested(facts[n], path, servers))
+    }
     names = one_name(looked, entry.get("source"))
     kinds = {n: "{} {}".format(m["type"], names[n]) if m else ABSENT for n, m in looked.items()}
     source = next((m for n, m in looked.items() if m and kinds[n] == common(kinds)), None)
@@ -264,17 +305,32 @@ def waits(fact: Mounts, path: str) -> bool:
     return any((path + "/").startswith(normal(p) + "/") for p in fact["automounts"])
 
 
+def is_nested(fact: Mounts, path: str, servers: Collection[str]) -> bool:
+    """Whether a path lies in a mount of the server that it comes from on other nodes.
+
+    An export within an export is mounted by the kernel when somebody goes there.
+    """
+    tops = {mount["path"]: mount for mount in fact["network"]}
+    above = [top for top in tops if path.startswith(top.rstrip("/") + "/")]
+    return bool(above) and split(tops[max(above, key=len)]["source"])[0] in servers
+
+
 def aliased(path: str, verdict: Verdict, kinds: Mapping[str, str]) -> Verdict:
-    """Return a milder verdict where one export comes from many servers.
+    """Return a milder verdict where one export comes from many servers, or many addresses.
 
     That is how scale-out storage spreads its clients; no mount table tells it from a mistake.
     """
-    servers, exports = zip(*(split(kind) for kind in kinds.values()))
-    many = len(set(servers))
-    if verdict.scope != "cluster" or len(set(exports)) > 1 or many < SEVERAL:
+    if ABSENT in kinds.values():
         return verdict
-    summary = f"{path} comes from {many} servers: are they one file system?"
-    return replace(verdict, status="warn", summary=summary, fix=KNOWN)
+    types, sources = zip(*(kind.split(" ", 1) for kind in kinds.values()))
+    servers, exports = zip(*map(split, sources))
+    many = len(set(servers))
+    numbered = all(NUMBERS.fullmatch(server) for server in servers)
+    enough = numbered or (verdict.scope == "cluster" and many >= SEVERAL)
+    if not enough or len({*exports}) > 1 or len({*types}) > 1:
+        return verdict
+    words = f"{path} comes from {many} servers" if verdict.scope == "cluster" else verdict.summary
+    return replace(verdict, status="warn", summary=f"{words}: are they one file system?", fix=KNOWN)
 
 
 def one_name(mounted: Mapping[str, Mount | None], expected: str | None) -> dict[str, str]:
@@ -290,6 +346,8 @@ def one_name(mounted: Mapping[str, Mount | None], expected: str | None) -> dict[
         source = mount["source"]
         known = address(mount)
         same = (known, split(source)[1]) if known else (source, "")
+        if mount["type"] in SCALE_OUT:
+            same = mount["type"], file_system(source)
         found[node] = names.setdefault(same, source)
         if expected is not None and same_source(mount, expected):
             found[node] = expected
@@ -315,29 +373,6 @@ def joined(words: Sequence[str]) -> str:
     return " ".join(map(quote, words))
 
 
-def split(source: str) -> tuple[str, str]:
-    """Return server and path of a source such as `nas01:/export` or `//nas01/share`."""
-    if source.startswith("//"):
-        server, _, path = source[2:].partition("/")
-    else:
-        server, _, path = source.rpartition(":/")
-    return server, path.rstrip("/")
-
-
-def address(mount: Mount) -> str:
-    """Return the server's address as the mount's options have it, empty if they do not."""
-    found = [option[5:] for option in mount["options"] if option.startswith("addr=")]
-    return found[0] if found else ""
-
-
-def server_of(mount: Mount) -> str:
-    return split(mount["source"])[0] or mount["source"]
-
-
-def kind(mount: Mount) -> str:
-    return "{} {}".format(mount["type"], mount["source"])
-
-
 def shown(mount: Mount) -> str:
     return "{} on {}: {}".format(kind(mount), mount["path"], ",".join(mount["options"]))
 
@@ -361,5 +396,5 @@ CHECK = Check(
             ),
         ),
     ),
-    explains=("storage.coherence", "storage.same_data", "storage.space", "storage.cache_dirs"),
+    explains=FOLLOWS,
 )

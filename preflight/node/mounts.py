@@ -5,6 +5,7 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from typing import Any, Mapping, Sequence, TypedDict
 
@@ -15,9 +16,19 @@ NETWORK = frozenset(
     (
         *("nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "cifs", "smb3", "9p"),
         *("virtiofs", "wekafs", "panfs", "orangefs", "afs", "fuse.ceph-fuse", "fuse.glusterfs"),
-        *("fuse.juicefs", "fuse.gpfs", "fuse.weka"),
+        *("fuse.juicefs", "fuse.JuiceFS", "fuse.gpfs", "fuse.weka", "fuse.gcsfuse", "fuse.s3fs"),
+        *("fuse.mountpoint-s3", "fuse.goofys", "fuse.geesefs", "fuse.blobfuse", "fuse.blobfuse2"),
+        *("fuse.dfuse", "fuse.daos", "fuse.hf3fs", "fuse.quobyte", "fuse.mfs", "fuse.seaweedfs"),
+        *("fuse.alluxio-fuse", "fuse.orangefs", "fuse.cvmfs2", "cvmfs", "pvfs2", "gfs2", "ocfs2"),
     )
 )
+SCALE_OUT = frozenset(
+    (
+        *("wekafs", "fuse.weka", "lustre", "ceph", "fuse.ceph-fuse", "beegfs", "gpfs", "panfs"),
+        *("glusterfs", "fuse.glusterfs"),
+    )
+)
+"""Of these any of many servers leads to the file system, and clients name them as it comes."""
 TRANSIENT = (
     *("/run/user/", "/run/containerd/", "/var/lib/kubelet/", "/var/lib/docker/"),
     *("/var/lib/containers/", "/proc/", "/sys/"),
@@ -149,6 +160,63 @@ def is_network(mount: Mapping[str, Any]) -> bool:
         return False
     fuse = mount["type"].startswith("fuse") and re.match(r"[^/\s]+:|//", mount["source"])
     return mount["type"] in NETWORK or bool(fuse)
+
+
+def split(source: str) -> tuple[str, str]:
+    """Return server and path of a source such as `nas01:/export` or `//nas01/share`."""
+    if source.startswith("//"):
+        server, _, path = source[2:].partition("/")
+    else:
+        server, _, path = source.rpartition(":/")
+    return server, path.rstrip("/")
+
+
+def address(mount: Mount) -> str:
+    """Return the server's address as the mount's options have it, empty if they do not."""
+    found = [option[5:] for option in mount["options"] if option.startswith("addr=")]
+    return found[0] if found else ""
+
+
+def file_system(source: str) -> str:
+    """Return what a source of a scale-out file system names, whichever servers lead there.
+
+    The root of one has no name of its own: then it is known by all its servers, in any order.
+    Source: mount.lustre(8) `NID[:NID]:/fsname`, mount.ceph(8) `monitors:/path`, mount.glusterfs(8)
+    `server:/volume`, WekaFS `backends/name`.
+    """
+    servers, colon, name = source.rpartition(":/")
+    if not colon:
+        servers, _, name = source.partition("/")
+    return name.rstrip("/") or " ".join(sorted(re.split(r"[,:]", servers)))
+
+
+def same_type(mount: Mount, expected: str | None) -> bool:
+    """Whether a mount is of the type, or of the pattern of types; `nfs` is of any version."""
+    if expected is None or fnmatch.fnmatchcase(mount["type"], expected):
+        return True
+    versions = [option for option in mount["options"] if option.startswith("vers=4")]
+    return {mount["type"], expected} == {"nfs", "nfs4"} and (expected == "nfs" or bool(versions))
+
+
+def same_source(mount: Mount, expected: str | None) -> bool:
+    """Whether it comes from there: by name, by pattern, or by the server's address."""
+    if expected is None or fnmatch.fnmatchcase(mount["source"], expected):
+        return True
+    if mount["type"] in SCALE_OUT:
+        return file_system(expected) == file_system(mount["source"])
+    server, export = split(expected)
+    ours, path = split(mount["source"])
+    return path == export and server in {ours, address(mount)}
+
+
+def server_of(mount: Mount) -> str:
+    """Return the server of a mount, or what stands for it."""
+    return split(mount["source"])[0] or mount["source"]
+
+
+def kind(mount: Mount) -> str:
+    """Return type and source of a mount in words."""
+    return "{} {}".format(mount["type"], mount["source"])
 
 
 def holder(paths: Mapping[str, Any], path: str) -> str:
