@@ -102,8 +102,9 @@ def origin(inside: Inside) -> list[str]:
     """Return where things come from."""
     nccl, net = inside["nccl"], inside["net_plugin"]
     lines = ["{path} (by {by})".format(**nccl)] if nccl else []
-    if nccl and wheels(inside) and nccl["version"] not in wheels(inside):
-        lines.append("not the wheel's {}".format(" or ".join(wheels(inside))))
+    own = wheels(inside)
+    if nccl and own and nccl["version"] not in {*own, " or ".join(own)}:
+        lines.append("not the wheel's {}".format(" or ".join(own)))
     if nccl and inside["system_nccl"] not in {None, nccl["path"]}:
         lines.append("not the system's {}".format(inside["system_nccl"]))
     return [*lines, *(["net plugin {}".format(net["path"])] if net else [])]
