@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test check packages clean
+.PHONY: demo test check picture packages clean
 
 demo: $(VENV)/installed
 	@$(BIN)/preflight demo
@@ -18,6 +18,9 @@ check: packages $(VENV)/ready
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/vermin -q -t=3.8- --no-tips --violations --eval-annotations-off preflight/__init__.py preflight/api.py preflight/node checks
+
+picture: $(VENV)/ready
+	$(BIN)/python docs/picture.py docs/demo.svg
 
 packages:
 	@sh tests/packages.sh

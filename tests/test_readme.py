@@ -1,0 +1,138 @@
+"""Every command of README and docs is run as it stands there, against the demo's nodes."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from preflight import catalog, inventory
+from tests.documents import ROOT, blocks
+
+DOCUMENTS = ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+COMMANDS = [
+    line.split("  #")[0].rstrip()
+    for name in DOCUMENTS
+    for block in blocks(name)
+    if block.kind == "sh"
+    for line in block.text.splitlines()
+]
+ELSEWHERE = {"make test", "make check"}
+"""`.ci/run` calls them, and these tests are part of the first."""
+NOT_READY = (
+    ".venv/bin/preflight run --hosts 'gpu[01-06]'",
+    ".venv/bin/preflight run inventory.yaml",
+)
+"""What says 1, since three of the demo's nodes have a fault; none in the network that is chosen."""
+SECONDS = re.compile(r"\d+(\.\d)? s\b")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mapping[str, str]]]:
+    """A folder to work in, and an environment in which ssh's config leads to the demo's nodes."""
+    folder = tmp_path_factory.mktemp("readme")
+    ssh = folder / "home" / ".ssh"
+    ssh.mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", folder)
+    env = {**os.environ, "HOME": str(folder / "home")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "preflight", "demo", "--serve"],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as serving:
+        try:
+            assert serving.stdout
+            assert "are up" in serving.stdout.readline()
+            made = inventory.load(
+                folder / "preflight-demo" / "inventory.yaml", catalog.load().expects
+            )
+            (ssh / "config").write_text("".join(map(entry, made.nodes)))
+            yield folder, env
+        finally:
+            serving.send_signal(signal.SIGINT)
+
+
+def entry(node: inventory.NodeSpec) -> str:
+    """Return what ~/.ssh/config says of a node."""
+    return (
+        f"Host {node.name}\n  HostName {node.address}\n  Port {node.ssh.port}\n"
+        f"  User {node.ssh.user}\n  IdentityFile {node.ssh.key}\n"
+        f"  UserKnownHostsFile {node.ssh.known_hosts}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c not in ELSEWHERE and c != "make demo"]
+)
+def test_the_command_does_what_is_said(demo: tuple[Path, Mapping[str, str]], command: str) -> None:
+    folder, env = demo
+    done = subprocess.run(
+        ["sh", "-ec", command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == (1 if command in NOT_READY else 0), done.stdout + done.stderr
+    assert done.stdout or (folder / command.split()[-1]).exists()
+
+
+def test_every_command_is_known() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {c.split()[1] for c in COMMANDS if c.startswith("make ")} <= set(targets)
+    assert ELSEWHERE | {"make demo", *NOT_READY} <= set(COMMANDS)
+
+
+def test_make_demo_in_a_fresh_folder(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("preflight", "checks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "python.sh", tmp_path / "tests")
+    env = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MFLAGS"}}
+    done = subprocess.run(
+        ["make", "demo"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    assert "NOT READY  3 of 6 nodes are ready: gpu[01,03,06]" in done.stdout
+
+
+def test_the_inventory_shown_is_one(tmp_path: Path) -> None:
+    text = next(block.text for block in blocks("README.md") if block.kind == "yaml")
+    shown = yaml.safe_load(text)
+    (tmp_path / "key").touch()
+    shown["ssh"]["key"] = "key"
+    path = tmp_path / "inventory.yaml"
+    path.write_text(yaml.safe_dump(shown))
+    assert len(inventory.load(path, catalog.load().expects).nodes) == 8
+
+
+def test_the_picture_is_that_of_today() -> None:
+    """`make picture` draws it; the times that a run takes are not compared."""
+    picture = runpy.run_path(str(ROOT / "docs" / "picture.py"))
+    assert words(picture["drawn"](picture["shown"]())) == words(
+        (ROOT / "docs/demo.svg").read_text()
+    )
+
+
+def words(svg: str) -> list[str]:
+    """Return what a picture says, line by line."""
+    lines: dict[str, str] = {}
+    for y, text in re.findall(r'<text [^>]* y="([\d.]+)"[^>]*>([^<]*)</text>', svg):
+        lines[y] = lines.get(y, "") + html.unescape(text).replace("\xa0", " ")
+    return [SECONDS.sub("N s", " ".join(line.split())) for line in lines.values()]
