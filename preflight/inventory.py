@@ -18,7 +18,7 @@ from preflight.api import Expect
 from preflight.json_schema import editor_schema
 from preflight.node_names import MAX_NODES, address_problem, is_range, names
 from preflight.secrecy import masked
-from preflight.values import Amount, Day, Fanout, Jump, Model, Number, Port, Seconds, Text
+from preflight.values import Amount, Day, Fanout, Jump, Model, Number, Port, Program, Seconds, Text
 from preflight.wording import validated
 from preflight.yaml_lines import Document, Where, nearest, parse, read_text, shown
 
@@ -44,7 +44,7 @@ class SshSettings(Model):
     known_hosts: Path | None = None
     host_keys: Literal["strict", "accept-new"] = "strict"
     """What happens to a host key that is not in known_hosts: refused, or added."""
-    python: Text | None = None
+    python: Program | None = None
     """The interpreter that runs the checks, 3.8 or newer; left out: the first `python3*`."""
     connect_timeout_s: Seconds = 10
     login_timeout_s: Seconds = 20

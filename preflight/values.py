@@ -23,6 +23,13 @@ def _jump(text: str) -> str:
     return text
 
 
+def _program(text: str) -> str:
+    # sh, bash, csh, tcsh and fish have no common way to write these within quotes
+    if set(text) & set("'\\!\n"):
+        raise ValueError(f"{shown(text)} has a character that not every login shell passes on")
+    return text
+
+
 def _day(value: object) -> object:
     # read here because pydantic takes other text for seconds since 1970
     if not isinstance(value, str):
@@ -42,6 +49,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Fanout = Annotated[int, Field(ge=1, le=1024)]
 Jump = Annotated[str, AfterValidator(_jump)]
+Program = Annotated[str, Field(min_length=1), AfterValidator(_program)]
 Day = Annotated[dt.date, BeforeValidator(_day)]
 Text = Annotated[str, Field(min_length=1)]
 Amount = Annotated[int, Field(ge=0)]

@@ -28,8 +28,15 @@ class Opened:
         self._id, self._out, self._stop = call_id, out, stop
 
     def ready(self, facts: Mapping[str, Any]) -> None:
-        """Tell the controller that the function is in place."""
-        write_all(self._out, encode({"ready": facts, "id": self._id}))
+        """Tell the controller that the function is in place.
+
+        Raises:
+            Unobservable: the facts are too large to send.
+        """
+        line = encode({"ready": facts, "id": self._id})
+        if len(line) > REPLY_CAP:
+            raise Unobservable(f"the facts take {len(line)} bytes")
+        write_all(self._out, line)
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the controller says stop."""

@@ -5,6 +5,7 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
+import errno
 import importlib.machinery
 import importlib.util
 import os
@@ -15,6 +16,8 @@ from preflight.node import toolbox
 
 OLDEST = (5, 9)
 """psutil 5.9 has all that probes call, in the shape they expect."""
+MFD_NOEXEC_SEAL = 0x8
+"""From linux/memfd.h: no program is started from it. A library is mapped all the same."""
 EXTENSION = "psutil._psutil_linux"
 BROKEN = (ImportError, OSError, AttributeError, SyntaxError)
 """What an import of a psutil raises that does not fit this machine, or this Python."""
@@ -51,7 +54,7 @@ def from_memory(library: bytes) -> None:
         OSError: no memory files here, or they may not be executed.
         ImportError: the build does not fit this machine.
     """
-    with os.fdopen(os.memfd_create("psutil"), "wb") as file:
+    with os.fdopen(memory_file(), "wb") as file:
         file.write(library)
         file.flush()
         path = f"/proc/self/fd/{file.fileno()}"
@@ -62,6 +65,23 @@ def from_memory(library: bytes) -> None:
     import psutil
 
     psutil._psutil_linux = module
+
+
+def memory_file() -> int:
+    """Return the descriptor of an empty memory file.
+
+    Where sysctl vm.memfd_noexec is 2, the kernel refuses one that does not say that no program is
+    started from it; kernels before 6.3 refuse one that does.
+
+    Raises:
+        OSError: no memory files here.
+    """
+    try:
+        return os.memfd_create("psutil", os.MFD_CLOEXEC | MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create("psutil")
 
 
 def extension(path: str) -> Any:

@@ -81,9 +81,9 @@ class _Route:
             there = replace(there, keys=(ssh.key.expanduser(),), only_keys=True)
         if ssh.jump:
             return replace(there, via=self._hops(ssh.jump, 1), proxy_command=None)
-        return self._through(there, found, 1)
+        return self._through(there, name, found, 1)
 
-    def _hop(self, text: str, depth: int) -> tuple[Destination, Settings]:
+    def _hop(self, text: str, depth: int) -> tuple[Destination, str, Settings]:
         match = _JUMP.fullmatch(text.strip())
         if match is None:
             raise ConfigError(f"jump host {text!r} is not [user@]host[:port]")
@@ -96,25 +96,26 @@ class _Route:
         if self._ssh.key:
             # ssh(1) keeps -i from jump hosts, but the inventory has no other place to say it
             there = replace(there, keys=(*there.keys, self._ssh.key.expanduser()))
-        return there, found
+        return there, host, found
 
     def _hops(self, jump: str, depth: int) -> Destination | None:
         if jump.lower() == "none":
             return None
         first, *others = jump.split(",")
-        hop, found = self._hop(first, depth)
-        hop = self._through(hop, found, depth + 1)
+        hop, name, found = self._hop(first, depth)
+        hop = self._through(hop, name, found, depth + 1)
         for number, text in enumerate(others, depth + 1):
             hop = replace(self._hop(text, number)[0], via=hop, proxy_command=None)
         return hop
 
-    def _through(self, there: Destination, found: Settings, depth: int) -> Destination:
+    def _through(self, there: Destination, name: str, found: Settings, depth: int) -> Destination:
         """Add the proxy that ssh_config names; of the two kinds the one that comes first counts."""
         first = next((word for word in found if word in {"proxyjump", "proxycommand"}), None)
         if first == "proxyjump":
-            return replace(there, via=self._hops(found[first][0], depth))
+            jump = expand(found[first][0], _tokens(there, name))
+            return replace(there, via=self._hops(jump, depth))
         if first == "proxycommand" and found[first][0].lower() != "none":
-            command = expand(found[first][0], _tokens(there))
+            command = expand(found[first][0], _tokens(there, name))
             return replace(there, proxy_command=command)
         return there
 
@@ -147,7 +148,7 @@ class _Route:
             connect_timeout_s=ssh.connect_timeout_s,
             login_timeout_s=ssh.login_timeout_s,
         )
-        tokens = _tokens(there) | {"n": name}
+        tokens = _tokens(there, name)
         users = found.get("userknownhostsfile", [f"{files}/known_hosts", f"{files}/known_hosts2"])
         machines = found.get(
             "globalknownhostsfile", ["/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"]
@@ -169,10 +170,10 @@ def _names(host: str, port: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys((host_name(host, port), host_name(host, DEFAULT_PORT))))
 
 
-def _tokens(there: Destination) -> dict[str, str]:
+def _tokens(there: Destination, name: str) -> dict[str, str]:
     return {
         "h": there.host,
-        "n": there.host,
+        "n": name,
         "p": str(there.port),
         "r": there.user,
         "k": there.names[0],

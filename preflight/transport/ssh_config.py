@@ -50,6 +50,8 @@ class Line(NamedTuple):
     keyword: str
     words: tuple[str, ...]
     files: tuple[tuple[Line, ...], ...] = ()
+    ignored: str = ""
+    """Of a `match` that cannot be evaluated: what to say if its section says anything to us."""
 
 
 Settings = Mapping[str, list[str]]
@@ -57,8 +59,11 @@ Settings = Mapping[str, list[str]]
 
 
 def home() -> Path:
-    """Return the user's home directory, as `$HOME` says."""
-    return Path("~").expanduser()
+    """Return the user's home directory, as `$HOME` says; `/` for a user without one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
 
 
 def local_user() -> str:
@@ -83,9 +88,7 @@ class SshConfig:
         system: Path = SYSTEM_CONFIG,
     ) -> None:
         user_file = user_file or home() / ".ssh" / "config"
-        self._files = tuple(
-            tuple(_parse(path, path.parent, warn, 0)) for path in (user_file, system)
-        )
+        self._files = tuple(_parse(path, path.parent, warn, 0) for path in (user_file, system))
         self.lookup = lru_cache(maxsize=None)(self._lookup)
 
     def _lookup(self, host: str, user: str | None = None) -> Settings:
@@ -114,7 +117,19 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
     return str(Path(replaced).expanduser()) if replaced.startswith("~") else replaced
 
 
-def _parse(path: Path, base: Path, warn: Callable[[str], None], depth: int) -> Iterator[Line]:
+def _parse(path: Path, base: Path, warn: Callable[[str], None], depth: int) -> tuple[Line, ...]:
+    lines = tuple(_lines(path, base, warn, depth))
+    ignored = ""
+    for line in lines:
+        if line.keyword in {"host", "match"}:
+            ignored = line.ignored
+        elif ignored and (line.keyword != "include" or any(line.files)):
+            warn(ignored)
+            ignored = ""
+    return lines
+
+
+def _lines(path: Path, base: Path, warn: Callable[[str], None], depth: int) -> Iterator[Line]:
     if depth > MAX_DEPTH:
         raise ConfigError(f"{path}: Include: more than {MAX_DEPTH} deep")
     for number, raw in enumerate(_read(path).splitlines(), 1):
@@ -125,7 +140,7 @@ def _parse(path: Path, base: Path, warn: Callable[[str], None], depth: int) -> I
         if keyword == "include":
             yield Line(keyword, (), tuple(_included(_words(rest), base, warn, depth)))
         elif keyword == "match":
-            yield Line(keyword, _criteria(_words(rest), f"{path}:{number}", warn))
+            yield _match(_words(rest), f"{path}:{number}")
         elif keyword in KEPT:
             yield Line(keyword, (rest,) if keyword in WHOLE else _words(rest))
 
@@ -145,7 +160,7 @@ def _included(
     for word in words:
         # not Path.glob: the pattern may be absolute
         for name in sorted(glob.glob(str(base / expand(word, {})))):  # noqa: PTH207
-            yield tuple(_parse(Path(name), base, warn, depth + 1))
+            yield _parse(Path(name), base, warn, depth + 1)
 
 
 def _words(rest: str) -> tuple[str, ...]:
@@ -157,13 +172,13 @@ def _words(rest: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _criteria(words: Sequence[str], where: str, warn: Callable[[str], None]) -> tuple[str, ...]:
+def _match(words: tuple[str, ...], where: str) -> Line:
     names = [word.lower().removeprefix("!") for word in words if word.lower() != "all"][::2]
     odd = [name for name in names if name not in CRITERIA]
     if not odd and words:
-        return tuple(words)
-    warn(f"{where}: Match {' '.join(odd)}: not evaluated here, its section is ignored")
-    return ("!all",)
+        return Line("match", words)
+    why = f"{where}: Match {' '.join(odd)}: not evaluated here, its section is ignored"
+    return Line("match", ("!all",), ignored=why)
 
 
 def _apply(lines: Sequence[Line], host: str, user: str | None, found: dict[str, list[str]]) -> None:

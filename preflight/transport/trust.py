@@ -83,11 +83,13 @@ def _changed(there: Destination, key: HostKey, lines: tuple[Entry, ...]) -> Tran
 
 def _unknown(there: Destination, key: HostKey, authorities: Sequence[Entry]) -> TransportError:
     port = "" if there.port == DEFAULT_PORT else f" -p {there.port}"
-    if there.via or there.proxy_command or not there.known_hosts:
-        command = f"ssh{port} {there.host}"
+    if not there.known_hosts:
+        then = "set ssh.known_hosts, for there is no file to add it to: UserKnownHostsFile is none"
+    elif there.via or there.proxy_command:
+        then = f"ssh{port} {there.host}; or set ssh.host_keys: accept-new"
     else:
         file = shlex.quote(there.known_hosts[0])
-        command = f"ssh-keyscan{port} {there.host} >> {file}"
+        then = f"ssh-keyscan{port} {there.host} >> {file}; or set ssh.host_keys: accept-new"
     note = ""
     if authorities:
         note = (
@@ -97,5 +99,5 @@ def _unknown(there: Destination, key: HostKey, authorities: Sequence[Entry]) -> 
     return TransportError(
         "host key unknown",
         f"{there.address}: host key {key} is not known{note}",
-        f"compare it with the machine's own, then: {command}; or set ssh.host_keys: accept-new",
+        f"compare it with the machine's own, then: {then}",
     )
