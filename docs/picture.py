@@ -27,10 +27,11 @@ def shown() -> str:
     """Return what the terminal is given."""
     ours, theirs = pty.openpty()
     env = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(
-            [sys.executable, "-m", "preflight", "demo"],
+            ["preflight", "demo"],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=theirs,
