@@ -3,19 +3,22 @@
 Why: RDMA pins memory, and with a small memlock NCCL stops with "Cannot allocate memory" in
     ibv_reg_mr; connections between all ranks take descriptors, and with few of them larger jobs
     stop with "Too many open files" in NCCL's bootstrap.
-Facts: soft and hard limits as the non-login shell has them, -1 for none; rdma: active ports;
-    ipc_lock: whether the login user may pin memory without a limit, as root; gpus: device files.
-Source: getrlimit(2) of the agent, which inherits what a launcher over SSH would;
-    /sys/class/infiniband, CapEff in /proc/self/status, /dev/nvidia<N>.
+Facts: soft and hard limits as the non-login shell has them, -1 for none; pids_max: the least of the
+    session's cgroup and those above it, -1 for none; rdma: active ports; tcp_only: the variable
+    that keeps NCCL from RDMA; ipc_lock, no_nproc: whether the login user may pin memory, and start
+    processes, without a limit, as root; gpus: device files.
+Source: getrlimit(2) of the agent, which inherits what a launcher over SSH would; pids.max of
+    cgroups(7); /sys/class/infiniband, CapEff in /proc/self/status, /dev/nvidia<N>; see launch.env.
 Fix: raise them in /etc/security/limits.conf, or with LimitMEMLOCK= and LimitNOFILE= of sshd's or
     the scheduler's service, and log in again.
 """
 
 from __future__ import annotations
 
-from typing import Mapping, TypedDict
+from typing import Any, Mapping, TypedDict
 
 from preflight.api import STATUSES, Check, Expect, Node, Verdict, Want, fail, ok, warn
+from preflight.node.launch import settings, tcp_only, wanted
 from preflight.node.nvml import device_files
 from preflight.node.rdma import active, devices
 
@@ -25,15 +28,17 @@ MEMLOCK_LEAST = 1 * GIB
 peers. The kernel's default of 8 MiB, and 64 KiB before Linux 5.16, stop the first ibv_reg_mr."""
 MEMLOCK_ENOUGH = 16 * GIB
 """AWS's node check warns below 16 GiB; Primus and CVS ask for 32. NCCL's guide: unlimited."""
-FILES_PER_RANK = 32
-"""1,024 descriptors were too few for 32 ranks on 4 nodes (goodfire-ai/spd#957), so a rank needs
-more than 32 for each rank of the job. NCCL raises the soft limit to the hard one only in the
+FILES_MANY = 1024
+FILES_RANKS = 32
+"""A job of 32 ranks on 4 nodes ran out of 1,024 descriptors (goodfire-ai/spd#957); how many a job
+needs beyond that nobody has published. NCCL raises the soft limit to the hard one only in the
 process that holds its bootstrap root (ncclOsSetFilesLimit in bootstrap.cc); PyTorch does not."""
 FILES_LEAST = 1024
 """What POSIX systems have had as a soft limit for ever; a lower hard limit is a mistake."""
 PROCESSES_LEAST = 4096
-"""RHEL's own default for users (20-nproc.conf): 8 ranks, their loaders and thread pools fit."""
-CAP_IPC_LOCK = 14
+"""RHEL's own soft limit for users (20-nproc.conf): 8 ranks, their loaders and thread pools fit."""
+CGROUPS = "/sys/fs/cgroup"
+CAP_IPC_LOCK, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 14, 21, 24
 RAISE = "`ulimit -n $(ulimit -Hn)` in the job script, or nofile in /etc/security/limits.conf"
 MUCH_LESS = 2
 """Times less than most nodes. Defaults follow the amount of memory, so they differ a little."""
@@ -41,24 +46,48 @@ MUCH_LESS = 2
 
 class Limits(TypedDict):
     limits: Mapping[str, tuple[int, int]]
+    pids_max: int
     rdma: list[str]
+    tcp_only: str
     ipc_lock: bool
+    no_nproc: bool
     gpus: int
 
 
-def probe(node: Node) -> Limits:
+def probe(node: Node, launch: Mapping[str, Any]) -> Limits:
+    limits, may = node.limits(), capabilities(node.read("/proc/self/status") or "")
     return Limits(
-        limits=node.limits(),
+        limits=limits,
+        pids_max=pids_max(node),
         rdma=active(devices(node)),
-        ipc_lock=may_lock(node.read("/proc/self/status") or ""),
+        tcp_only=tcp_only(settings(node, launch)["found"]),
+        ipc_lock=CAP_IPC_LOCK in may,
+        no_nproc=CAP_SYS_ADMIN in may or CAP_SYS_RESOURCE in may,
         gpus=device_files(node),
     )
 
 
-def may_lock(status: str) -> bool:
-    """Return whether a process with this /proc/self/status has CAP_IPC_LOCK."""
+def capabilities(status: str) -> set[int]:
+    """Return the effective capabilities of a process with this /proc/self/status."""
     effective = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
-    return bool(effective) and bool(int(effective[0], 16) >> CAP_IPC_LOCK & 1)
+    bits = int(effective[0], 16) if effective else 0
+    return {number for number in range(bits.bit_length()) if bits >> number & 1}
+
+
+def pids_max(node: Node) -> int:
+    """Return how many processes and threads the cgroups allow together, -1 for no limit.
+
+    Source: cgroups(7): `0::/path` of version 2, `N:pids:/path` of version 1; each level counts.
+    """
+    lines = [line.split(":", 2) for line in (node.read("/proc/self/cgroup") or "").splitlines()]
+    places = [f"{CGROUPS}/pids{path}" for _, name, path in lines if name == "pids"]
+    places = places or [CGROUPS + path for number, name, path in lines if number == "0"]
+    found = []
+    place = places[0].rstrip("/") if places else ""
+    while len(place) > len(CGROUPS):
+        found.append((node.read(place + "/pids.max") or "max").strip())
+        place = place.rpartition("/")[0]
+    return min((int(limit) for limit in found if limit != "max"), default=-1)
 
 
 def compare(facts: Mapping[str, Limits], want: Want) -> dict[str, Verdict]:
@@ -83,7 +112,10 @@ def verdict(node: str, facts: Mapping[str, Limits], want: Want) -> Verdict:
 
 
 def memlock(fact: Limits, want: Want) -> Verdict | None:
-    """Return the verdict of too little memory that may be pinned; it matters to RDMA alone."""
+    """Return the verdict of too little memory that may be pinned.
+
+    It matters where NCCL uses RDMA: with GPUs, a port that is active, and no variable against it.
+    """
     soft = fact["limits"]["memlock"][0]
     asked = want.get("expect.memlock_gib")
     if asked is not None:
@@ -91,8 +123,8 @@ def memlock(fact: Limits, want: Want) -> Verdict | None:
             return None
         summary = f"memlock is {size(soft)}, expected {asked:g} GiB"
         return fail(summary, observed=soft, expected=asked * GIB, reproduce="ulimit -l")
-    off = str(want.get("launch.env", {}).get("NCCL_IB_DISABLE", "0")) == "1"
-    if fact["ipc_lock"] or off or not fact["rdma"] or not below(soft, MEMLOCK_ENOUGH):
+    used = fact["rdma"] and not fact["tcp_only"] and (fact["gpus"] or promised(want))
+    if fact["ipc_lock"] or not used or not below(soft, MEMLOCK_ENOUGH):
         return None
     say, needed = (fail, MEMLOCK_LEAST) if below(soft, MEMLOCK_LEAST) else (warn, MEMLOCK_ENOUGH)
     return say(
@@ -119,27 +151,42 @@ def nofile(fact: Limits, want: Want) -> Verdict | None:
     if below(hard, FILES_LEAST):
         summary = f"hard nofile is {hard}, less than the usual {FILES_LEAST}"
         return warn(summary, observed=hard, expected=FILES_LEAST, reproduce="ulimit -Hn")
-    ranks = len(want.nodes) * want.get("launch.gpus_per_node", fact["gpus"])
-    needed = ranks * FILES_PER_RANK + 1
-    if len(want.nodes) == 1 or not below(soft, needed):
+    ranks = len(want.nodes) * (promised(want) or fact["gpus"])
+    if len(want.nodes) == 1 or ranks < FILES_RANKS or not below(soft, FILES_MANY + 1):
         return None
-    say, which, limit = (fail, "hard", hard) if below(hard, needed) else (warn, "soft", soft)
-    return say(
-        f"{which} nofile is {limit}, too few for {ranks} ranks: they need more than {needed - 1}",
-        observed=limit,
-        expected=needed,
-        fix=RAISE if which == "soft" else None,
-        reproduce=f"ulimit -{which[0].upper()}n",
+    return warn(
+        f"soft nofile is {soft}, few for {ranks} ranks: {FILES_MANY} were too few for"
+        f" {FILES_RANKS} ranks on 4 nodes",
+        observed=soft,
+        expected=FILES_MANY + 1,
+        fix=RAISE,
+        reproduce="ulimit -n",
     )
 
 
+def promised(want: Want) -> int:
+    """Return how many GPUs, and so ranks, the inventory promises on each node."""
+    return int(want.get("launch.gpus_per_node", 0))
+
+
 def nproc(fact: Limits) -> Verdict | None:
-    """Return the verdict of too few processes and threads for a user."""
-    hard = fact["limits"]["nproc"][1]
-    if not below(hard, PROCESSES_LEAST):
+    """Return the verdict of too few processes and threads, for a user or in its cgroup.
+
+    The soft limit counts: nothing raises it. No limit of users holds for root.
+    """
+    soft, most = fact["limits"]["nproc"][0], fact["pids_max"]
+    words = f"ranks and loaders need {PROCESSES_LEAST} or more"
+    more = {"expected": PROCESSES_LEAST}
+    if below(most, PROCESSES_LEAST):
+        fix = "raise TasksMax= of the service or slice, or the container's --pids-limit"
+        summary = f"the cgroup allows {most} processes and threads, {words}"
+        see = f"cat /proc/self/cgroup; cat {CGROUPS}/PATH/pids.max"
+        return warn(summary, observed=most, fix=fix, reproduce=see, **more)
+    if fact["no_nproc"] or not below(soft, PROCESSES_LEAST):
         return None
-    summary = f"hard nproc is {hard}, ranks and loaders need {PROCESSES_LEAST} or more"
-    return warn(summary, observed=hard, expected=PROCESSES_LEAST, reproduce="ulimit -Hu")
+    summary = f"soft nproc is {soft}, {words}"
+    fix = f"set `* - nproc {PROCESSES_LEAST}` or more in /etc/security/limits.conf and log in again"
+    return warn(summary, observed=soft, fix=fix, reproduce="ulimit -Su", **more)
 
 
 def lower(node: str, facts: Mapping[str, Limits], name: str, which: int) -> Verdict | None:
@@ -182,6 +229,7 @@ def count(limit: int) -> str:
 
 CHECK = Check(
     probe=probe,
+    args=wanted,
     compare=compare,
     expects=(
         Expect("memlock_gib", float, "GiB", "least soft limit of locked memory"),

@@ -39,7 +39,6 @@ LIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK,
     "nofile": resource.RLIMIT_NOFILE,
     "nproc": resource.RLIMIT_NPROC,
-    "stack": resource.RLIMIT_STACK,
 }
 
 

@@ -254,7 +254,7 @@ def test_resolve(session: Session) -> None:
 def test_limits_are_those_of_the_login() -> None:
     with agent(CODE, Machine(before="ulimit -Sn 333; ulimit -l 64"), sys.executable) as limited:
         found = value(limited, "limits")
-    assert set(found) == {"memlock", "nofile", "nproc", "stack"}
+    assert set(found) == {"memlock", "nofile", "nproc"}
     assert found["nofile"] == [333, resource.getrlimit(resource.RLIMIT_NOFILE)[1]]
     assert found["memlock"] == [65536, 65536]
 
