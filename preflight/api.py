@@ -1,7 +1,7 @@
 """All that a check file imports, besides `preflight.node.*`.
 
 A check is a file; what it needs of preflight is in this one: `Check`, verdicts, `Want`, the
-protocols `Node` and `Fleet`, and `by_majority`. It holds no I/O, so that judges stay pure.
+protocols `Node` and `Fleet`, and `same_everywhere`. It holds no I/O, so that judges stay pure.
 Sent to nodes: stdlib only, Python 3.8.
 """
 
