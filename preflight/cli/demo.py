@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -112,10 +111,17 @@ def program() -> str:
 
 
 def wait() -> None:
-    """Wait for Ctrl-C, or for SIGTERM, which is how others say the same."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        threading.Event().wait()
+    """Wait for Ctrl-C, or for SIGTERM, which is how others say the same.
+
+    By a pipe: a signal that comes while the servers' threads are busy may be taken by one of them,
+    and then does not wake this one from a lock.
+    """
+    come, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    os.read(come, 1)
 
 
 def checked(inventory: Path) -> tuple[int, Report]:

@@ -29,6 +29,8 @@ HOST = "127.0.0.1"
 END_S = 2.0
 """For an agent to end after its standard input has; it needs milliseconds."""
 CHUNK = 1 << 16
+KILLED = 128
+"""Added to a signal's number, as shells do."""
 
 
 class Server:
@@ -45,21 +47,22 @@ class Server:
     ) -> None:
         self._host_key, self._client_key = host_key, client_key
         self._environment = environment
-        self._transports: list[paramiko.Transport] = []
+        self._transports: list[_Transport] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        _begin(self._accept)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
-                transport = paramiko.Transport(client)
+                transport = _Transport(client)
                 transport.add_server_key(self._host_key)
                 self._transports.append(transport)
                 # with an event it does not wait for the client
-                transport.start_server(threading.Event(), _Door(self._client_key, self._start))
+                door = _Door(self._client_key, self._start, transport)
+                transport.start_server(threading.Event(), door)
 
     def _start(self, channel: paramiko.Channel, command: str) -> None:
         process = subprocess.Popen(
@@ -72,8 +75,8 @@ class Server:
             start_new_session=True,  # Ctrl-C is the demo's; a command ends with its input
         )
         self._processes.append(process)
-        for work in (_feed, _drain, _complain):
-            threading.Thread(target=work, args=(channel, process), daemon=True).start()
+        _begin(_feed, channel, process)
+        _begin(_drain, channel, process, _begin(_complain, channel, process))
 
     def close(self) -> None:
         """End all connections and what they started."""
@@ -84,6 +87,13 @@ class Server:
             transport.close()
         for process in self._processes:
             _end(process)
+
+
+def _begin(work: Callable[..., None], *args: object) -> threading.Thread:
+    """Have work done beside everything else."""
+    thread = threading.Thread(target=work, args=args, daemon=True)
+    thread.start()
+    return thread
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -103,14 +113,18 @@ def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
             stdin.flush()
 
 
-def _drain(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
+def _drain(
+    channel: paramiko.Channel, process: subprocess.Popen[bytes], complaining: threading.Thread
+) -> None:
     """Pass on what the command writes, then how it ended."""
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # the client is gone
         with cast(IO[bytes], process.stdout) as stdout:
             while data := os.read(stdout.fileno(), CHUNK):
                 channel.sendall(data)
-        channel.send_exit_status(process.wait())
-    channel.close()
+        code = process.wait()
+        complaining.join()
+        channel.send_exit_status(code if code >= 0 else KILLED - code)
+        channel.close()
 
 
 def _complain(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
@@ -120,11 +134,30 @@ def _complain(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> No
             channel.sendall_stderr(data)
 
 
+class _Transport(paramiko.Transport):
+    """Starts a command when its request is answered: a short one could else end before that."""
+
+    def __init__(self, client: socket.socket) -> None:
+        super().__init__(client)
+        self.then: Callable[[], None] | None = None
+
+    def _send_user_message(self, message: paramiko.Message) -> None:
+        super()._send_user_message(message)  # type: ignore[misc]
+        if self.then and threading.current_thread() is self:  # the thread that answers requests
+            then, self.then = self.then, None
+            then()
+
+
 class _Door(paramiko.ServerInterface):
     """Lets one key in, and commands only."""
 
-    def __init__(self, key: paramiko.PKey, start: Callable[[paramiko.Channel, str], None]) -> None:
-        self._key, self._start = key, start
+    def __init__(
+        self,
+        key: paramiko.PKey,
+        start: Callable[[paramiko.Channel, str], None],
+        transport: _Transport,
+    ) -> None:
+        self._key, self._start, self._transport = key, start, transport
 
     def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002 - paramiko's signature
         return "publickey"
@@ -136,7 +169,7 @@ class _Door(paramiko.ServerInterface):
         return OPEN_SUCCEEDED if kind == "session" else OPEN_FAILED_UNKNOWN_CHANNEL_TYPE
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        self._start(channel, command.decode())
+        self._transport.then = lambda: self._start(channel, command.decode())
         return True
 
 

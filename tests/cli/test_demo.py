@@ -90,9 +90,10 @@ def serving(folder: Path, *args: str, end: int = signal.SIGINT) -> Iterator[list
         assert process.stdout
         try:
             yield [process.stdout.readline() for _ in range(3)]
-        finally:
             process.send_signal(end)
             assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def by_hand(folder: Path, *args: str) -> tuple[int, dict[str, Any]]:
@@ -110,7 +111,7 @@ def test_the_demo_twice_in_one_folder(tmp_path: Path) -> None:
         assert before.startswith("The nodes gpu[01-06] are simulated. ")
         assert "nothing is sent between them" in before
         assert before.endswith("$ python -m preflight run preflight-demo/inventory.yaml\n\n")
-        report, after, _ = rest[0].partition("\nThe nodes above are simulated. ")[0], rest[0], 0
+        report, _, after = rest[0].partition("\nThe nodes above are simulated. ")
         assert "NOT READY  3 of 6 nodes are ready: gpu[01,03,06]\n" in report
         for node, fault in FAULTS.items():
             assert f"  {node}  {fault.words}\n" in after
