@@ -40,15 +40,30 @@ class NetworkFaults(Nodes):
             self._undo(execute, "ip", "link", "set", port, "mtu", old)
             execute("ip", "link", "set", port, "mtu", str(value))
 
+    def container_bridge(self, node: str, name: str) -> None:
+        """Make the network of a container runtime: a bridge, and one end of a veth in it."""
+        ends = f"{name}a", f"{name}b"
+        lines = [f"link add {name} type bridge", f"addr add 172.18.0.1/16 dev {name}"]
+        lines += [f"link add {ends[0]} type veth peer name {ends[1]}"]
+        lines += [f"link set {ends[0]} master {name} up", f"link set {ends[1]} up"]
+        lines += [f"link set {name} up"]
+        self._undo(self.run, node, "ip", "link", "del", name)
+        self._undo(self.run, node, "ip", "link", "del", ends[0])
+        self.machines[node].run("ip", "-batch", "-", stdin="\n".join(lines))
+
     def drop(
         self,
         node: str,
         port: int | str,
         direction: Literal["input", "output"] = "input",
         source: str | None = None,
+        device: str | None = None,
     ) -> None:
-        """Lose new TCP connections and all UDP datagrams to a port or a range such as `1-99`."""
-        self._filter(node, port, direction, source, "drop", "drop")
+        """Lose new TCP connections and all UDP datagrams to a port or a range such as `1-99`.
+
+        With `source` only what comes from there, with `device` only what comes in by it.
+        """
+        self._filter(node, port, direction, source, "drop", "drop", device)
 
     def reject(
         self,
@@ -65,11 +80,19 @@ class NetworkFaults(Nodes):
         )
 
     def _filter(
-        self, node: str, port: int | str, hook: str, source: str | None, tcp: str, udp: str
+        self,
+        node: str,
+        port: int | str,
+        hook: str,
+        source: str | None,
+        tcp: str,
+        udp: str,
+        device: str | None = None,
     ) -> None:
         table = f"fault{next(self._numbers)}"
         origin = self.machines[source].address if source in self.machines else source
         match = f"ip saddr {origin} " if origin else ""
+        match += f"iifname {device} " if device else ""
         rules = f"""table ip {table} {{ chain faults {{
             type filter hook {hook} priority 0
             {match}tcp dport {port} tcp flags & (fin | syn | rst | ack) == syn {tcp}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.cluster.blame import causes, results, summary
 from tests.cluster.testbed import Testbed
 
@@ -42,15 +44,29 @@ def test_a_small_skew_is_a_warning(bed: Testbed) -> None:
     assert words == "the clock is -4.0 s off the others'"
 
 
-def test_little_memlock_matters_to_rdma_alone(bed: Testbed) -> None:
+def test_little_memlock_matters_where_rdma_is_used(bed: Testbed) -> None:
     for node in bed.names:
         bed.infiniband(node)
         bed.limits(node, memlock=8 << 20)
-    done, report = bed.report("run", str(bed.inventory()), "--only", "host")
+    launch: dict[str, Any] = {"gpus_per_node": 8}
+    done, report = bed.report("run", str(bed.inventory(launch=launch)), "--only", "host")
     assert done.returncode == 1
     assert causes(report) == [("node", "host.limits", list(bed.names))]
     words = "memlock is 8 MiB, RDMA (mlx5_0:1) needs 1 GiB or more"
     assert report["causes"][0]["summary"] == words
+    launch["env"] = {"NCCL_NET": "Socket"}
+    done, report = bed.report("run", str(bed.inventory(launch=launch)), "--only", "host")
+    assert (done.returncode, results(report, "fail", "unknown")) == (0, [])
+
+
+def test_few_processes_for_a_user_and_none_for_root(bed: Testbed) -> None:
+    bed.limits("tb2", nproc="512:")
+    _, report = bed.report("run", str(bed.inventory()), "--only", "host")
+    words = "soft nproc is 512, ranks and loaders need 4096 or more"
+    assert results(report, "fail", "warn", "unknown") == [("host.limits", "tb2", words)]
+    as_root = bed.inventory(ssh={"user": "root"})
+    _, report = bed.report("run", str(as_root), "--only", "host")
+    assert results(report, "fail", "warn", "unknown") == []
 
 
 def test_a_shm_that_users_may_not_write(bed: Testbed) -> None:

@@ -112,7 +112,7 @@ def test_a_master_behind_a_firewall(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("node", "network.port", ["tb1"])]
     said = summary(report, "network.port", "tb1")
-    assert said == f"no node reaches {MASTER}: no answer in 3 s, as where a firewall drops it"
+    assert said == f"no node reaches {MASTER}: no answer in 4 s, as where a firewall drops it"
 
 
 REFUSALS: dict[Refusal, str] = {
@@ -138,7 +138,7 @@ def test_a_master_that_drops_one_node(bed: Testbed) -> None:
     assert causes(report) == [("pair", "network.port", ["tb3", "tb1"])]
     assert summary(report, "network.port", "tb3") == (
         f"does not reach {MASTER} of tb1 from 10.78.0.3 (eth0): "
-        "no answer in 3 s, as where a firewall drops it"
+        "no answer in 4 s, as where a firewall drops it"
     )
 
 
@@ -153,6 +153,162 @@ def test_a_low_port(bed: Testbed) -> None:
     assert causes(report) == [("node", "network.port", ["tb1"])]
     said = summary(report, "network.port", "tb1")
     assert said == "port 500 may not be opened by the login user: below 1024"
+
+
+# ---- faults in pairs: the one does not hide the other, unless it brings it about --------------
+
+
+def test_a_slow_link_hides_neither_a_held_port_nor_an_mtu(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_nic(node, "hp0", 25_000 if node == "tb1" else 100_000)
+    bed.mtu("tb1", 1500, "hp0")
+    pid = bed.hold_port("tb1")
+    report = run(bed, launch={"interface": "hp0"})
+    assert causes(report) == [
+        ("node", "network.link", ["tb1"]),
+        ("node", "network.mtu", ["tb1"]),
+        ("node", "network.port", ["tb1"]),
+    ]
+    assert report["causes"][2]["fix"].startswith(f"kill {pid}, ")
+    assert [cause["explains"] for cause in report["causes"]] == [[], [], []]
+
+
+def test_links_that_differ_hide_no_firewall(bed: Testbed) -> None:
+    for node in ("tb1", "tb2"):
+        bed.add_nic(node, "hp1", 25_000 if node == "tb1" else 100_000)
+    bed.drop("tb1", 29500)
+    report = run(bed, nodes=[bed.spec("tb1"), bed.spec("tb2")], launch={"interface": "hp1"})
+    assert causes(report) == [
+        ("cluster", "network.link", ["tb1", "tb2"]),
+        ("node", "network.port", ["tb1"]),
+    ]
+
+
+def test_a_variable_that_matches_nothing_hides_no_held_port(bed: Testbed) -> None:
+    for node in ("tb2", "tb3", "tb4"):
+        bed.add_nic(node, "hp2")
+    bed.hold_port("tb1")
+    report = run(bed, launch={"env": {"NCCL_SOCKET_IFNAME": "hp2"}})
+    assert causes(report) == [
+        ("node", "launch.env", ["tb1"]),
+        ("node", "network.port", ["tb1"]),
+    ]
+    explained = [e["check"] for e in report["causes"][0]["explains"]]
+    assert explained == ["network.link", "network.mtu"]
+
+
+def test_a_variable_of_no_interface_explains_no_network(bed: Testbed) -> None:
+    bed.change_file("tb3", "/home/alice/.nccl.conf", "NCCL_ALGO=Ring\n")
+    bed.mtu("tb3", 1400)
+    bed.drop("tb1", 29500, source="tb3")
+    assert sorted(causes(run(bed))) == [
+        ("node", "launch.env", ["tb3"]),
+        ("node", "network.mtu", ["tb3"]),
+        ("pair", "network.port", ["tb3", "tb1"]),
+    ]
+
+
+def test_a_link_that_is_down_explains_the_port_and_not_the_mtu(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_nic(node, "hp3")
+    bed.mtu("tb2", 1500, "hp3")
+    bed.run("tb2", "ip", "link", "set", "hp3", "down")
+    report = run(bed, launch={"interface": "hp3"})
+    assert causes(report) == [
+        ("node", "network.link", ["tb2"]),
+        ("node", "network.mtu", ["tb2"]),
+    ]
+    assert report["causes"][0]["explains"] == [{"check": "network.port", "node": "tb2"}]
+
+
+def test_nobody_reaches_the_master_and_one_would_not_anyway(bed: Testbed) -> None:
+    bed.reject("tb1", 29500, source="10.78.0.2-10.78.0.4")
+    bed.drop("tb3", 29500, "output")
+    report = run(bed)
+    assert causes(report) == [("node", "network.port", ["tb1"])]
+    said = summary(report, "network.port", "tb1")
+    assert said == f"no other node reaches {MASTER}: {REFUSALS['admin-prohibited']}"
+    ((_, node, words),) = results(report, "unknown")
+    assert node == "tb3"
+    assert words.endswith("; no other node reaches it either, so see to tb1 first")
+
+
+# ---- which way, which interfaces -----------------------------------------------------------
+
+
+def test_a_master_address_behind_a_firewall(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_nic(node, "hw0")
+    bed.drop("tb1", 29500, device="eth0")
+    launch = {"interface": "hw0", "env": {"MASTER_ADDR": "tb1"}}
+    report = run(bed, launch=launch)
+    assert causes(report) == [("node", "network.port", ["tb1"])]
+    said = summary(report, "network.port", "tb1")
+    words = "no answer in 4 s, as where a firewall drops it"
+    assert said == f"no other node reaches {MASTER} (MASTER_ADDR): {words}"
+
+
+def test_a_master_address_that_is_open(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_nic(node, "hw1")
+    inventory = bed.inventory(launch={"interface": "hw1", "env": {"MASTER_ADDR": "tb1"}})
+    done, report = bed.report("run", str(inventory), "--only", "network.port")
+    assert done.returncode == 0
+    (tb2,) = [r for r in report["results"] if (r["check"], r["node"]) == ("network.port", "tb2")]
+    assert tb2["summary"] == "reaches 10.79.0.1:29500 of tb1 from 10.79.0.2 (hw1)"
+    assert tb2["details"] == [f"reaches {MASTER} (MASTER_ADDR) of tb1 from 10.78.0.2 (eth0)"]
+
+
+def test_a_master_whose_interface_answers_no_arp(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_nic(node, "hw2")
+    bed.run("tb1", "ip", "link", "set", "hw2", "arp", "off")
+    report = run(bed, launch={"interface": "hw2"})
+    assert causes(report) == [("node", "network.port", ["tb1"])]
+    said = summary(report, "network.port", "tb1")
+    assert said == f"no other node reaches 10.79.0.1:29500: {REFUSALS['host-unreachable']}"
+
+
+def test_a_rail_that_is_down(bed: Testbed) -> None:
+    for number, node in enumerate(bed.names, 1):
+        bed.add_tap(node, "rb0", 10_000, address=f"10.81.0.{number}/24")
+    bed.run("tb2", "ip", "link", "set", "rb0", "down")
+    report = run(bed, launch={"env": {"NCCL_SOCKET_IFNAME": "eth0,rb0"}})
+    assert causes(report) == [("node", "network.link", ["tb2"])]
+    assert summary(report, "network.link", "tb2") == "rb0 is down"
+    assert report["causes"][0]["fix"] == "ip link set dev rb0 up"
+
+
+def test_a_rail_that_one_node_lacks(bed: Testbed) -> None:
+    for number, node in enumerate(bed.names, 1):
+        if node != "tb3":
+            bed.add_tap(node, "ethr", 10_000, address=f"10.81.0.{number}/24")
+    report = run(bed, launch={"env": {"NCCL_SOCKET_IFNAME": "eth"}})
+    assert causes(report) == [("node", "network.link", ["tb3"])]
+    said = summary(report, "network.link", "tb3")
+    assert said == "interfaces of the data plane: 1, the 3 others have 2"
+
+
+def test_bridges_of_containers_are_no_data_plane(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.mtu(node, 1400)
+    bed.container_bridge("tb2", "br-4f2a")
+    inventory = bed.inventory(launch={"env": {"NCCL_SOCKET_IFNAME": "^lo,docker"}})
+    done, report = bed.report("run", str(inventory), "--only", "network")
+    assert (done.returncode, causes(report)) == (0, [])
+    ((check, node, words),) = results(report, "warn", "unknown")
+    assert (check, node) == ("network.link", "tb2")
+    assert words.startswith("NCCL would use br-4f2a")
+    assert summary(report, "network.mtu", "tb2") == "eth0 has MTU 1400"
+
+
+def test_another_interface_is_chosen_on_one_node(bed: Testbed) -> None:
+    bed.add_tap("tb2", "ib0", 10_000, mtu=2044, address="10.80.0.2/24")
+    report = run(bed)
+    assert causes(report) == [("node", "network.mtu", ["tb2"])]
+    said = summary(report, "network.mtu", "tb2")
+    assert said == "ib0 is chosen here (NCCL's choice), eth0 on most nodes: MTU 2044, not 1500"
+    assert report["causes"][0]["fix"].endswith("NCCL_SOCKET_IFNAME=eth0")
 
 
 # ---- the launch environment ----------------------------------------------------------------

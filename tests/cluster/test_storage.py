@@ -138,3 +138,49 @@ def test_a_group_that_one_node_lacks(bed: Testbed) -> None:
     assert causes(found) == [("node", "storage.identity", ["tb4"])]
     words = "group data of user alice has gid 5001, on the others 5000"
     assert found["causes"][0]["summary"] == words
+
+
+# ---- faults in pairs: the one does not hide the other ------------------------------------------
+
+
+def test_another_uid_does_not_hide_a_mount_that_hangs(bed: Testbed) -> None:
+    bed.share("/data")
+    bed.change_uid("tb3", "alice", 3001, 3001)
+    bed.fuse_mode("tb3", "hang")
+    found = report(bed)
+    assert causes(found) == [
+        ("node", "storage.identity", ["tb3"]),
+        ("node", "storage.mounts", ["tb3"]),
+    ]
+    assert "umount -f -l /data" in found["causes"][1]["fix"]
+
+
+def test_uids_that_differ_do_not_hide_a_mount_that_hangs(bed: Testbed) -> None:
+    bed.share("/data")
+    bed.change_uid("tb1", "alice", 3001, 3001)
+    bed.fuse_mode("tb2", "hang")
+    nodes = [bed.spec("tb1"), bed.spec("tb2")]
+    _, found = bed.report("run", str(bed.inventory(nodes=nodes)), "--only", "storage")
+    assert causes(found) == [
+        ("cluster", "storage.identity", ["tb1", "tb2"]),
+        ("node", "storage.mounts", ["tb2"]),
+    ]
+
+
+def test_a_missing_mount_explains_the_working_directory_on_it(bed: Testbed) -> None:
+    (bed.share("/data") / "job").mkdir()
+    bed.unmount("tb2", "/data")
+    inventory = bed.inventory(launch={"workdir": "/data/job"})
+    _, found = bed.report("run", str(inventory), "--only", "storage", "--only", "launch")
+    assert causes(found) == [("node", "storage.mounts", ["tb2"])]
+    assert found["causes"][0]["explains"] == [{"check": "launch.paths", "node": "tb2"}]
+
+
+def test_an_export_within_an_export_is_mounted_by_use(bed: Testbed) -> None:
+    bed.share("/data")
+    for node in ("tb1", "tb3", "tb4"):
+        bed.fuse_mount(node, "/data/alice", "10.78.0.4:/export/alice")
+    done, found = bed.report("run", str(bed.inventory()), "--only", "storage")
+    assert (done.returncode, results(found, "fail", "warn", "unknown")) == (0, [])
+    assert summary(found, "storage.mounts", "tb2") == "mounted and answering: /data"
+    assert summary(found, "storage.mounts", "tb3") == "mounted and answering: /data, /data/alice"
