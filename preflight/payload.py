@@ -72,7 +72,7 @@ def command(python: str | None, length: int, tag: str, life_s: int, become: str 
     listed = '"$5"' if python else "$5"
     script = (
         f"t=$3; for p in {listed}; do "
-        'command -v "$p" >/dev/null 2>&1 && '
+        'q=$(command -v "$p") && '
         'exec "$p" -E -s -S -B -c "import sys;exec(sys.argv[1])" "$@"; done; '
         'echo; echo "$t{}"; exit 3'
     )
@@ -94,8 +94,10 @@ def quote(word: str) -> str:
 
 def psutil_text(word: str) -> str | None:
     """Return the text of a module of the controller's psutil, None if it is none of those sent."""
+    if word not in PSUTIL:
+        return None
     path = psutil_builds.own_folder() / f"{word.partition('.')[2] or '__init__'}.py"
-    return path.read_text(encoding="utf-8") if word in PSUTIL and path.exists() else None
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def pynvml_text(word: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -32,16 +32,30 @@ def trimmed(read: Callable[[str], str | None], wanted: Iterable[str]) -> dict[st
         read: gives a module's text; None where a word is no module that is sent.
         wanted: words.
     """
-    modules: dict[str, Module] = {}
-    new, words = set(wanted), set[str]()
-    while new:
-        words |= new
-        for name in new | {word.rpartition(".")[0] for word in new}:
-            text = None if name in modules else read(name)
-            if text is not None:
-                modules[name] = Module(name, text)
-        new = set[str]().union(*(module.take(words) for module in modules.values())) - words
-    return {name: module.kept() for name, module in modules.items()}
+    modules: dict[str, Module | None] = {}
+    loose: set[str] = set()
+    opened: list[Module] = []
+    todo, known = list(wanted), set[str]()
+    while todo:
+        word = todo.pop()
+        if word in known:
+            continue
+        known.add(word)
+        place, _, name = word.rpartition(".")
+        for one in {word, place} - set(modules):
+            text = read(one)
+            modules[one] = module = None if text is None else Module(one, text)
+            todo += module.take(None) if module else ()
+        whole, module = modules[word], modules[place]
+        if whole:
+            opened.append(whole)
+            todo += (used for name in loose for used in whole.take(name))
+        if module:
+            todo += module.take(name)
+        elif not place:
+            loose.add(name)
+            todo += (used for one in opened for used in one.take(name))
+    return {name: module.kept() for name, module in modules.items() if module}
 
 
 class Module:
@@ -55,28 +69,21 @@ class Module:
         self._name = name
         self._lines = text.splitlines(keepends=True)
         self._lazy = any(isinstance(o, ast.ImportFrom) and o.module == "__future__" for o in body)
-        self._taken: list[Part] = []
-        self._left = [
-            Part(one, alias)
-            for one in body
-            if not is_text(one)
-            for alias in (one.names if isinstance(one, IMPORTS) else [None])
-        ]
+        self._left: dict[str | None, list[Part]] = {}
+        self._taken: dict[Part, None] = {}
+        for one in body:
+            for alias in one.names if isinstance(one, IMPORTS) else [None]:
+                if not is_text(one):
+                    part = Part(one, alias)
+                    for defined in ("*", *part.defines) if part.defines else (None,):
+                        self._left.setdefault(defined, []).append(part)
 
-    def take(self, words: set[str]) -> set[str]:
-        """Keep what is meant by the words; return those that the newly kept parts use."""
-        every, loose = f"{self._name}.*" in words, self._name in words
-        new = [
-            part
-            for part in self._left
-            if not part.defines
-            or every
-            or any(f"{self._name}.{name}" in words for name in part.defines)
-            or (loose and any(f".{name}" in words for name in part.defines))
-        ]
-        self._left = [part for part in self._left if part not in new]
-        self._taken += new
-        return {word for part in new for word in part.uses(self._name, self._lazy)}
+    def take(self, name: str | None) -> Iterator[str]:
+        """Keep what defines a name, or nothing; yield the words that this uses, if it is new."""
+        for part in self._left.pop(name, ()):
+            if part not in self._taken:
+                self._taken[part] = None
+                yield from part.uses(self._name, self._lazy)
 
     def kept(self) -> str:
         """Return the text of the parts that were taken, each on its lines."""
@@ -115,47 +122,58 @@ class Part:
         return [] if is_typed_dict(self.statement) else used(self.statement, module, lazy)
 
 
-def used(
-    tree: ast.AST, module: str, lazy: bool, known: frozenset[str] = frozenset()
-) -> Iterator[str]:
-    """Yield the words that a tree means.
+def used(tree: ast.AST, module: str, lazy: bool) -> set[str]:
+    """Return the words that a tree means; if `lazy`, annotations are left out."""
+    found: set[str] = set()
+    names = looked_up([tree], module, lazy, found, set())
+    return found | {f"{module}.{name}" for name in names}
+
+
+def looked_up(
+    nodes: Iterable[ast.AST], module: str, lazy: bool, words: set[str], own: set[str]
+) -> set[str]:
+    """Return the names that one scope looks up outside.
 
     Args:
-        tree: the tree.
+        nodes: what stands in it.
         module: where it stands.
         lazy: whether annotations are left out.
-        known: names of the functions around it, which mean nothing outside.
+        words: other words that it means, to be added to.
+        own: its own names so far, to be added to.
     """
-    if not (isinstance(tree, ast.Name) and tree.id in known):
-        yield from words_of(tree, module)
-    inner = known | own_names(tree) if isinstance(tree, FUNCTIONS) else known
-    for field, value in ast.iter_fields(tree):
-        if not (lazy and field in NOTES):
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, ast.AST):
-                    yield from used(one, module, lazy, inner if field == "body" else known)
-
-
-def own_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
-    """Return a function's arguments and what it assigns to, functions inside it left out."""
-    arguments = [n.arg for n in ast.walk(function.args) if isinstance(n, ast.arg)]
-    found, todo = set(arguments), list[ast.AST](function.body)
+    names, shared = set[str](), set[str]()
+    todo = [(node, True) for node in nodes]
     while todo:
-        node = todo.pop()
-        if isinstance(node, ast.Global):
-            return frozenset()
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        if not isinstance(node, SCOPES):
-            todo += ast.iter_child_nodes(node)
-    return frozenset(found)
+        node, direct = todo.pop()
+        if isinstance(node, ast.Name):
+            (own if direct and isinstance(node.ctx, ast.Store) else names).add(node.id)
+        elif isinstance(node, ast.Global):
+            shared.update(node.names)
+        elif isinstance(node, FUNCTIONS):
+            inner = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+            names |= looked_up(node.body, module, lazy, words, inner) - inner
+        else:
+            words.update(words_of(node, module))
+        skipped = ("body",) if isinstance(node, FUNCTIONS) else ()
+        direct = direct and not isinstance(node, SCOPES)
+        todo += [(one, direct) for one in children(node, lazy, skipped)]
+    own -= shared
+    return names | shared
+
+
+def children(node: ast.AST, lazy: bool, skipped: Container[str]) -> Iterator[ast.AST]:
+    """Yield what is directly inside a node, but not in some of its fields."""
+    for field in node._fields:
+        if field not in skipped and not (lazy and field in NOTES):
+            value = getattr(node, field, None)
+            for one in value if isinstance(value, list) else (value,):
+                if isinstance(one, ast.AST):
+                    yield one
 
 
 def words_of(node: ast.AST, module: str) -> Iterable[str]:
-    """Return the words that one node of a syntax tree means."""
+    """Return the words that one node means, besides names."""
     match node:
-        case ast.Name(id=name):
-            return [f"{module}.{name}"]
         case ast.Attribute(attr=name):
             return [f".{name}"]
         case ast.Constant(value=str(text)):
@@ -226,11 +244,15 @@ def is_typed_dict(node: ast.AST) -> bool:
 
 def idle_lines(statement: ast.stmt) -> Iterator[int]:
     """Yield the indices of lines that hold only docstrings."""
-    for node in ast.walk(statement):
-        if isinstance(node, NAMED) and len(node.body) > 1 and is_text(node.body[0]):
-            one, following = node.body[:2]
-            if node.lineno < one.lineno and (one.end_lineno or 0) < first_line(following) + 1:
-                yield from range(one.lineno - 1, one.end_lineno or 0)
+    todo = [statement]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, NAMED):
+            todo += node.body
+            one, following = node.body[0], node.body[1] if len(node.body) > 1 else None
+            if following and is_text(one) and node.lineno < one.lineno:
+                end = one.end_lineno or 0
+                yield from range(one.lineno - 1, end if end <= first_line(following) else 0)
 
 
 def first_line(statement: ast.stmt) -> int:
