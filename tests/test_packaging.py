@@ -45,6 +45,7 @@ def test_the_wheel(tmp_path: Path) -> None:
     )
     assert {path.name for path in installed.iterdir()} >= {"preflight"}
     assert not (installed / "checks").exists()
+    assert (installed / "preflight" / "demo" / "healthy.json").exists()
     assert listed(tmp_path, installed) == list(catalog.load())
 
 
