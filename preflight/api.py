@@ -168,7 +168,10 @@ class Node(Protocol):
         """
 
     def read(self, path: str) -> str | None:
-        """Return a file's text (UTF-8 with replacement, at most 256 KiB), None if there is none."""
+        """Return a file's text (UTF-8 with replacement), None if there is none.
+
+        At most 256 KiB; of the kernel's tables in /proc, 8 MiB.
+        """
 
     def listdir(self, path: str) -> list[str] | None:
         """Return the sorted names in a directory, None if there is no such directory."""

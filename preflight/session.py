@@ -43,6 +43,8 @@ PINGS = 3
 AGENT = "preflight.node.agent"
 DEADLINE = "the run's deadline came first"
 ENDED_HINT = "see the node's kernel log, whether it was out of memory: dmesg"
+BEGAN_AT = time.time() - time.monotonic()
+"""Added to the monotonic clock: were ours set between two stamps, a node would seem to be off."""
 
 
 class Pending:
@@ -57,7 +59,7 @@ class Pending:
         """When it is late (monotonic); known once it is sent."""
         self.since = math.inf
         """When it was sent; never of the agent's hello, for who is not there cannot be asked."""
-        self.sent_at = self.heard_at = time.time()
+        self.sent_at = self.heard_at = now()
         self.ready: Mapping[str, Any] | None = None
         self.frame: Mapping[str, Any] | None = None
 
@@ -69,7 +71,7 @@ class Pending:
 
     def put(self, frame: Mapping[str, Any]) -> None:
         """Take a frame; the first that says no more than `ready` is the answer."""
-        self.heard_at = time.time()
+        self.heard_at = now()
         if isinstance(frame.get("ready"), dict) and self.ready is None:
             self.ready = frame["ready"]
         elif self.frame is None:
@@ -265,7 +267,7 @@ class Session:
             self._news.notify_all()
 
     def _send(self, frame: Mapping[str, Any], pending: Pending) -> None:
-        pending.sent_at = time.time()
+        pending.sent_at = now()
         try:
             with self._sending:  # a frame that is larger than a window goes in parts
                 self._stream.send(wire.encode(frame), pending.timeout_s + SLACK_S)
@@ -360,6 +362,11 @@ def life_s(deadline: float) -> int:
     if deadline == math.inf:
         return LIFE_S
     return math.ceil(max(0.0, deadline - time.monotonic())) + LIFE_MARGIN_S
+
+
+def now() -> float:
+    """Return the time since the epoch by a clock that nobody sets while we measure."""
+    return BEGAN_AT + time.monotonic()
 
 
 def one_line(text: str) -> str:

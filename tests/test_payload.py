@@ -7,9 +7,11 @@ import base64
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -176,6 +178,22 @@ def test_stage_0_is_for_every_shell_and_every_python() -> None:
     line = command(None, 1, "preflight-0:", 1, None)
     assert "\n" not in line
     assert len(line) < 4096  # a line of a terminal or of an old sh
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can put something in /dev/null's place")
+def test_a_python_is_found_where_dev_null_cannot_be_opened(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as place:
+        place.bind(str(tmp_path / "socket"))
+        line = command(None, 0, "preflight-0:", 1, None)
+        script = 'mount --bind "$0" /dev/null && eval "$1"'
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script, str(tmp_path / "socket"), line],
+            capture_output=True,
+            text=True,
+            input="",
+        )
+    assert "zlib.error" in done.stderr  # it was started, and got nothing to run
+    assert "preflight-0:{}" not in done.stdout
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "tcsh", "fish"])

@@ -9,6 +9,7 @@ import pwd
 import resource
 import socket
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,16 @@ def test_read(session: Session, tmp_path: Path) -> None:
     assert value(session, "read", str(file)) == "x" * CAP
     assert value(session, "read", "/proc/sys/kernel/ostype") == "Linux\n"
     assert unobservable(session, "read", str(tmp_path)) == f"{tmp_path}: Is a directory"
+
+
+def test_tables_of_the_kernel_may_be_larger(session: Session) -> None:
+    much = {f"V{number}": "x" * 100_000 for number in range(4)}
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, **much}) as process:
+        try:
+            said = value(session, "read", f"/proc/{process.pid}/environ")
+        finally:
+            process.kill()
+    assert len(said) > 400_000 > CAP
 
 
 def test_listdir(session: Session, tmp_path: Path) -> None:
