@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from preflight.api import Reply, Want
-from preflight.catalog import Loaded
+from preflight.catalog import ALWAYS, Loaded
 from preflight.errors import ConfigError, TransportError
 from preflight.fanout import fan_out
 from preflight.fleet import Fleet
 from preflight.inventory import Cluster, NodeSpec
-from preflight.judge import REACH
 from preflight.no_agent import AgentError
 from preflight.payload import Payload
 from preflight.session import DEADLINE, Pending, Session
@@ -173,13 +172,13 @@ def run(plan: Plan, transports: Mapping[str, Transport]) -> Generator[Event, Non
             {n: seen[n].login for n in names},
             errand.deadline,
         )
-        # How the logins went is told last: a node may be lost while others are exercised.
+        # What the logins tell comes last: a node may be lost while others are exercised.
         exercises = [one for one in plan.running if one.check.exercise]
-        for check in sorted(exercises, key=lambda one: one.id == REACH):
+        for check in sorted(exercises, key=lambda one: one.group == ALWAYS):
             yield Exercising(check.id)
             for visit in seen.values():
                 visit.see_lost()
-            late = time.monotonic() > errand.deadline and check.id != REACH
+            late = time.monotonic() > errand.deadline and check.group != ALWAYS
             replies[check.id] = dict.fromkeys(names, LATE) if late else exercise(check, fleet, want)
     finally:
         close(list(visits.values()), errand.deadline)

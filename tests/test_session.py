@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from preflight.api import Reply
 from preflight.errors import ConfigError, TransportError
 from preflight.no_agent import AgentError
 from preflight.payload import Payload
-from preflight.session import Running, Session, reply
+from preflight.session import Running, Session, life_s, reply
 from preflight.transport import LoginFacts, Stream
 from preflight.transport.loopback import LocalConnection, LocalStream
 
@@ -79,10 +83,10 @@ def start() -> Iterator[Start]:
         session.close()
 
 
-def refused(script: str, timeout_s: float = 20) -> AgentError:
+def refused(script: str, timeout_s: float = 20, become: str | None = None) -> AgentError:
     node = Impostor(script)
     with pytest.raises(AgentError) as caught:
-        Session(node, Payload({}), timeout_s)
+        Session(node, Payload({}), timeout_s, become=become)
     assert node.stream is not None
     assert node.stream.recv(1) == b""  # it has been let go of
     return caught.value
@@ -203,23 +207,175 @@ def test_silent_at_start() -> None:
     )
 
 
-def test_ended_at_start() -> None:
-    error = refused("out('This account is not available.\\n'); sys.exit('bye')")
-    assert error.kind == "no agent"
-    assert error.message == (
-        "the login worked, but the agent did not start: ended; "
-        "the node said: bye; This account is not available."
-    )
+SHELL_HINT = (
+    "see the account's login shell, getent passwd USER there: "
+    "nologin, false and restricted shells run no commands"
+)
+START_HINT = "see what the login shell's start files do: ssh NODE true must print nothing"
 
 
-def test_sudo() -> None:
-    error = refused("sys.exit('sudo: a password is required')")
-    assert error.kind == "sudo"
-    assert error.message == "sudo -n was refused: sudo: a password is required"
-    assert error.hint == (
-        "allow it without a password (NOPASSWD), or leave ssh.become out: "
-        "checks that need root are then skipped"
+@pytest.mark.parametrize(
+    ("script", "said", "hint"),
+    [
+        (
+            "out('This account is currently not available.\\n'); sys.exit(1)",
+            "; the node said: This account is currently not available.",
+            SHELL_HINT,
+        ),
+        ("sys.exit(1)", "", SHELL_HINT),
+        (
+            "sys.exit('rbash: line 1: exec: restricted')",
+            "; the node said: rbash: line 1: exec: restricted",
+            SHELL_HINT,
+        ),
+        ("out('hi\\n'); sys.exit('bye')", "; the node said: bye; hi", START_HINT),
+    ],
+    ids=["nologin", "false", "rbash", "other"],
+)
+def test_ended_at_start(script: str, said: str, hint: str) -> None:
+    error = refused(script)
+    assert (error.kind, error.hint) == ("no agent", hint)
+    assert error.message == f"the login worked, but the agent did not start: ended{said}"
+
+
+WITHOUT_SUDO = "or leave ssh.become out: checks that need root are then skipped"
+
+
+@pytest.mark.parametrize(
+    ("script", "limit_s", "message", "hint"),
+    [
+        (
+            "sys.exit('sudo: a password is required')",
+            20,
+            "sudo -n was refused: sudo: a password is required",
+            f"allow it without a password (NOPASSWD), {WITHOUT_SUDO}",
+        ),
+        (
+            "sys.exit('/bin/sh: 1: sudo: not found')",
+            20,
+            "there is no sudo: /bin/sh: 1: sudo: not found",
+            f"install sudo, {WITHOUT_SUDO}",
+        ),
+        (
+            "sys.stderr.write('sudo: unable to resolve host gpu01\\n'); sys.stderr.flush(); hear()",
+            2,
+            "sudo -n did not start the agent within 2 s; "
+            "it said: sudo: unable to resolve host gpu01",
+            "see what sudo waits for there, such as DNS or LDAP: ssh NODE sudo -n true; "
+            + WITHOUT_SUDO,
+        ),
+    ],
+    ids=["refused", "missing", "hanging"],
+)
+def test_sudo(script: str, limit_s: float, message: str, hint: str) -> None:
+    error = refused(script, limit_s, become="sudo")
+    assert (error.kind, error.message, error.hint) == ("sudo", message, hint)
+
+
+class Deaf:
+    """A node where what is started reads nothing, as an interpreter on a dead file system."""
+
+    facts: LoginFacts
+
+    def __init__(self) -> None:
+        self.stream = LocalStream("exec sleep 1000")
+
+    def execute(self, command: str) -> Stream:
+        assert command
+        return self.stream
+
+    def close(self) -> None:
+        """The stream's own close ends it."""
+
+
+def test_an_interpreter_that_takes_no_input() -> None:
+    node = Deaf()
+    probe = f"def probe(node): return {os.urandom(60_000).hex()!r}"
+    payload = Payload({"preflight.checks.a.b": probe})
+    assert len(payload.blob) > 1 << 16  # more than a pipe holds
+    with pytest.raises(AgentError) as caught:
+        Session(node, payload, 0.3)
+    assert caught.value.message == (
+        "the login worked, but the agent did not start: no answer 0.3 s after the command was sent"
     )
+    assert node.stream.recv(1) == b""  # it has been ended
+
+
+def test_a_local_command_that_takes_no_input() -> None:
+    stream = LocalStream("exec sleep 1000")
+    with pytest.raises(TransportError) as caught:
+        stream.send(bytes(1 << 20), 0.2)
+    assert (caught.value.kind, caught.value.message) == (
+        "silent",
+        "the agent on this machine took no input for 0.2 s",
+    )
+    stream.close()
+    with pytest.raises(TransportError, match="the agent on this machine has ended"):
+        stream.send(b"x", 1)
+
+
+def test_closing_while_somebody_sends() -> None:
+    stream = LocalStream("echo up; exec sleep 1000")
+    assert stream.recv(3) == b"up\n"
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(stream.send, bytes(1 << 20), 60)
+        stream.close()
+        with pytest.raises(TransportError, match="the agent on this machine has ended"):
+            sending.result()
+
+
+def test_last_words_while_it_is_closed() -> None:
+    streams = [LocalStream("echo words >&2") for _ in range(20)]
+    for stream in streams:
+        assert stream.recv(1) == b""
+    with ThreadPoolExecutor(2) as pool:
+        for stream in streams:
+            asked = [pool.submit(stream.stderr_tail) for _ in range(20)]
+            stream.close()
+            assert {one.result() for one in asked} == {"words\n"}
+
+
+def test_one_deadline_for_all_that_is_asked() -> None:
+    node = Impostor(f"say({HELLO!r})\nwhile hear(): pass")
+    session = Session(node, Payload({}), 20, deadline=time.monotonic() + 10)
+    calls = [session.ask("m", "f", timeout_s=1000) for _ in range(2)]
+    cut = {"kind": "timeout", "message": "the run's deadline came first"}
+    # of two waits of 1000 s none is left
+    assert [problem(session.answer(call)) for call in calls] == [cut, cut]
+    assert problem(session.call("m", "f")) == cut
+    assert problem(session.start("m", "f", [], 10)) == cut
+    session.close()
+
+
+def test_a_node_that_falls_silent_is_lost_for_all_its_calls(start: Start) -> None:
+    session = start("while hear(): pass")
+    first, second = session.ask("m", "f", timeout_s=500), session.ask("m", "g", timeout_s=600)
+    why = problem(session.answer(second))
+    assert why["kind"] == "lost"
+    assert why["message"].startswith("stopped answering: silent for 2")
+    assert problem(session.answer(first)) == why
+    assert problem(session.call("m", "f")) == why
+    assert session.lost is not None
+    assert session.lost.kind == "silent"
+
+
+def test_a_node_that_is_busy_but_there_is_not_lost(start: Start) -> None:
+    session = start(
+        """
+first = hear()
+ping = hear()
+say({"id": ping["id"], "value": 1.5})
+say({"id": first["id"], "value": [ping["module"], ping["function"]]})
+"""
+    )
+    assert session.call("m", "f", timeout_s=500).value == ["preflight.node.agent", "ping"]
+    assert session.lost is None
+
+
+def test_how_long_an_agent_lives_without_a_controller() -> None:
+    assert life_s(math.inf) == 3600
+    assert life_s(0) == 60
+    assert life_s(time.monotonic() + 86400) in {86460, 86461}
 
 
 def test_hostile_refusal() -> None:

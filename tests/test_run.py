@@ -1,0 +1,267 @@
+"""The main job on this machine: nodes that fall silent, hang or cannot be started are rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preflight import catalog
+from preflight.api import Reply
+from preflight.catalog import Loaded
+from preflight.fanout import fan_out
+from preflight.inventory import Cluster, NodeSpec
+from preflight.judge import judge
+from preflight.run import NodeDone, Outcome, Plan, run
+from preflight.session import DEADLINE
+from preflight.transport import Connection, Transport
+from preflight.transport.loopback import LocalTransport
+from tests.checks_made import made, write
+
+JUDGE = """
+def judge(facts, want):
+    return ok(str(facts))
+"""
+ECHO = (
+    """
+def probe(node):
+    return "here"
+"""
+    + JUDGE
+    + "CHECK = Check(probe=probe, judge=judge, timeout_s=60)"
+)
+STOPS_ONE = (
+    """
+import os, signal
+
+
+def probe(node, folder):
+    try:
+        os.mkdir(folder + "/first")
+    except OSError:
+        return "spared"
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return node.run(["sleep", "1000"], timeout_s=1000)
+"""
+    + JUDGE
+    + "CHECK = Check(probe=probe, args=lambda _: (FOLDER,), judge=judge, timeout_s=600)"
+)
+HANGS = (
+    """
+def probe(node):
+    return node.run(["sleep", "1000"], timeout_s=1000)
+"""
+    + JUDGE
+    + "CHECK = Check(probe=probe, judge=judge, timeout_s=600)"
+)
+STAYS = (
+    """
+def wait(node):
+    return node.run(["sleep", "1000"], timeout_s=1000)
+
+
+def exercise(fleet, want):
+    found = fleet.map(wait, dict.fromkeys(fleet.nodes, ()), 600)
+    return {node: [reply.value, reply.problem] for node, reply in found.items()}
+"""
+    + JUDGE
+    + "CHECK = Check(exercise=exercise, judge=judge)"
+)
+REACH = catalog.load()["access.ssh"]
+
+
+def outcome(
+    checks: Sequence[Loaded],
+    names: Sequence[str] = ("a", "b"),
+    deadline_s: float = 120,
+    transport: Transport | None = None,
+) -> tuple[Outcome, list[NodeDone]]:
+    """Run checks on nodes that are all this machine."""
+    nodes = tuple(NodeSpec(name=name, transport="local") for name in names)
+    plan = Plan(
+        Cluster(name="made", source=None, nodes=nodes), [REACH, *checks], "quick", {}, deadline_s
+    )
+    events = list(run(plan, {"local": transport or LocalTransport()}))
+    assert isinstance(events[-1], Outcome)
+    return events[-1], [event for event in events if isinstance(event, NodeDone)]
+
+
+def statuses(found: Outcome, checks: Sequence[Loaded]) -> dict[str, dict[str, tuple[str, str]]]:
+    names = list(found.logins)
+    plan = Plan(
+        Cluster(name="made", source=None, nodes=tuple(NodeSpec(name=name) for name in names)),
+        checks,
+        "quick",
+        {},
+        1,
+    )
+    grid: dict[str, dict[str, tuple[str, str]]] = {}
+    for cell in judge([REACH, *checks], found.facts, plan.want, {}):
+        told = (cell.verdict.status, cell.verdict.summary)
+        grid.setdefault(cell.node, {})[cell.check.id] = told
+    return grid
+
+
+def test_an_agent_that_is_stopped_is_one_row(tmp_path: Path) -> None:
+    checks = [
+        made(tmp_path, "site.echo", ECHO),
+        made(tmp_path, "site.stop", STOPS_ONE.replace("FOLDER", repr(str(tmp_path)))),
+    ]
+    found, done = outcome(checks)
+    (stopped,) = [event.node for event in done if not event.reached]
+    (other,) = [event.node for event in done if event.reached]
+    grid = statuses(found, checks)
+    status, summary = grid[stopped].pop("access.ssh")
+    assert status == "fail"
+    assert summary.startswith("stopped answering: silent for ")
+    assert grid[stopped] == dict.fromkeys(["site.echo", "site.stop"], ("skip", "not reached"))
+    assert found.logins[stopped]["kind"] == "silent"
+    assert found.logins[stopped]["hint"] == (
+        "the machine hangs, or its network is gone: see its console, and ping it"
+    )
+    user = found.logins[other]["user"]
+    assert grid[other] == {
+        "access.ssh": ("pass", f"logged in as {user} to local"),
+        "site.echo": ("pass", "here"),
+        "site.stop": ("pass", "spared"),
+    }
+
+
+def test_a_probe_without_end_loses_its_own_answer_only(tmp_path: Path) -> None:
+    late = Reply(None, {"kind": "timeout", "message": DEADLINE})
+    checks = [
+        made(tmp_path, "site.a", HANGS),  # asked first
+        made(tmp_path, "site.b", ECHO),
+        made(tmp_path, "site.stays", STAYS),
+    ]
+    found, done = outcome(checks, deadline_s=15)
+    assert [event.reached for event in done] == [True] * len(done)
+    for node in ("a", "b"):
+        assert found.facts["preflight.checks.site.a:probe"][node] == {"problem": late.problem}
+        assert found.facts["preflight.checks.site.b:probe"][node] == {"value": "here"}
+        # not begun: nothing that an exercise finds after the deadline is evidence
+        assert found.facts["site.stays"][node] == {"problem": late.problem}
+        assert found.facts["access.ssh"][node]["value"]["reached"] is True
+
+
+def test_an_exercise_is_cut_short_by_the_deadline(tmp_path: Path) -> None:
+    check = made(tmp_path, "site.stays", STAYS)
+    found, _ = outcome([check], deadline_s=12)
+    for node in ("a", "b"):
+        value, problem = found.facts["site.stays"][node]["value"]
+        assert value is None
+        assert problem == {"kind": "timeout", "message": DEADLINE}
+
+
+class Broken:
+    """A way to log in that raises for one node what no transport should."""
+
+    def __init__(self, node: str, error: Exception) -> None:
+        self._node, self._error = node, error
+
+    def connect(self, spec: NodeSpec) -> Connection:
+        if spec.name == self._node:
+            raise self._error
+        return LocalTransport().connect(spec)
+
+
+def test_an_error_that_nobody_expects_is_a_row(tmp_path: Path) -> None:
+    checks = [made(tmp_path, "site.echo", ECHO)]
+    found, _ = outcome(checks, transport=Broken("b", KeyError("uid 54321")))
+    grid = statuses(found, checks)
+    assert grid["a"]["site.echo"] == ("pass", "here")
+    assert grid["b"] == {
+        "access.ssh": ("unknown", "internal error: KeyError: 'uid 54321'"),
+        "site.echo": ("skip", "not reached"),
+    }
+    assert "Traceback" in found.logins["b"]["traceback"]
+
+
+def test_this_machines_own_limit_is_no_nodes_fault(tmp_path: Path) -> None:
+    checks = [made(tmp_path, "site.echo", ECHO)]
+    threads = Broken("b", RuntimeError("can't start new thread"))
+    found, _ = outcome(checks, transport=threads)
+    assert statuses(found, checks)["b"]["access.ssh"] == (
+        "unknown",
+        "the machine that preflight runs on is at a limit of its own: can't start new thread",
+    )
+
+
+def test_fan_out_of_nothing() -> None:
+    assert list(fan_out(len, [], 4, float("inf"))) == []
+
+
+LIMITS = (
+    """
+def probe(node):
+    return node.limits()["nofile"][0]
+"""
+    + JUDGE
+    + "CHECK = Check(probe=probe, judge=judge, timeout_s=60)"
+)
+
+
+def under_limits(folder: Path, limits: str, count: int) -> Mapping[str, Any]:
+    """Run a check on as many local nodes, with ulimit set before; return the report."""
+    write(folder, "site.limits", LIMITS)
+    inventory = folder / "inventory.yaml"
+    nodes = "".join(f"- {{name: n{number}, transport: local}}\n" for number in range(count))
+    inventory.write_text(f"nodes:\n{nodes}")
+    words = [sys.executable, "-m", "preflight", "run", str(inventory), "--checks", str(folder)]
+    words += ["--only", "site", "--skip", "access.identity", "--json", "-"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def test_files_are_raised_to_what_may_be_had_and_a_local_agent_sees_none_of_it(
+    tmp_path: Path,
+) -> None:
+    report = under_limits(tmp_path, "ulimit -Sn 40", 16)
+    told = {r["summary"] for r in report["results"] if r["check"] == "site.limits"}
+    assert (told, report["verdict"]) == ({"40"}, "ready")
+
+
+def test_too_few_files_of_our_own_are_said_to_be_ours(tmp_path: Path) -> None:
+    report = under_limits(tmp_path, "ulimit -n 40", 16)
+    rows = [r for r in report["results"] if r["check"] == "access.ssh" and r["status"] != "pass"]
+    assert {(r["status"], r["summary"]) for r in rows} == {
+        (
+            "unknown",
+            "the machine that preflight runs on is at a limit of its own: "
+            "too many open files (its limit is 40)",
+        )
+    }
+    assert (report["verdict"], report["causes"]) == ("undetermined", [])
+
+
+NAMELESS = """
+import os
+import preflight.transport.ssh
+from preflight.transport.loopback import LocalConnection
+os.environ.clear()
+os.setgid(54321)
+os.setuid(54321)
+preflight.transport.ssh.SshTransport(print)
+print(LocalConnection().facts["user"])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody without a name")
+def test_a_user_whom_the_machine_knows_no_name_of() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NAMELESS], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("54321\n", "")
