@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import getpass
 import json
 import os
@@ -30,10 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from preflight import catalog
-from preflight.inventory import load
+from preflight.inventory import NodeSpec, load
 from preflight.payload import Payload
-from preflight.run import Plan, ask, plan_errand
-from preflight.session import Session
+from preflight.run import Errand, Plan, Visit, go, plan_errand
 from preflight.transport.ssh import SshTransport
 
 SSHD = "/usr/sbin/sshd"
@@ -230,24 +230,18 @@ def on_a_node(made: Bench, table: Table) -> None:
     errand = plan_errand(plan.running, plan.want, time.monotonic() + plan.deadline_s)
     calls = {**errand.calls, **errand.rooted}
     every = Payload({one.module: one.text for one in checks.values()})
-    sent, totals = 0, list[float]()
-    parts: dict[str, list[float]] = {}
-    for _ in range(NODE_REPEATS):
-        connection = SshTransport().connect(cluster.nodes[0])
-        session = Session(connection, errand.payload, WAIT_S)
-        extras = every.extras(session.hello) or ("", None)
-        sent = len(every.blob) + len(extras[0]) + len(extras[1] or "")
-        parts.setdefault("the agent's start", []).append(usage(session)["agent_s"])
-        ask(session, calls, errand)
-        used = usage(session, len(calls))
-        totals.append(used["agent_s"] + used["children_s"])
-        parts.setdefault("the agent's work", []).append(
-            used["agent_s"] - parts["the agent's start"][-1]
-        )
-        for function, cpu_s in used["calls_s"].items():
-            parts.setdefault(function, []).append(cpu_s)
-        session.close()
-        connection.close()
+    idle = dataclasses.replace(errand, calls={}, rooted={})
+    rounds = [
+        (on_node(cluster.nodes[0], idle), on_node(cluster.nodes[0], errand))
+        for _ in range(NODE_REPEATS)
+    ]
+    parts = {"the agent's start": [start["agent_s"] + start["children_s"] for start, _ in rounds]}
+    parts["the agent's work"] = [used["agent_s"] - start["agent_s"] for start, used in rounds]
+    for function in rounds[0][1]["calls_s"]:
+        parts[function] = [used["calls_s"].get(function, 0.0) for _, used in rounds]
+    totals = [used["agent_s"] + used["children_s"] for _, used in rounds]
+    extras = every.extras({"system": "linux", "machine": os.uname().machine, "libc": "glibc 2.31"})
+    sent = len(every.blob) + sum(len(part or "") for part in extras or ())
     table.say("sent to a node, all checks", sent / 1000, "KB", SENT_BUDGET_KB)
     table.say("a node's own CPU", statistics.median(totals) * 1000, "ms", NODE_BUDGET_MS)
     ids = {"{}:{}".format(*call): key for key, call in calls.items()}
@@ -257,12 +251,17 @@ def on_a_node(made: Bench, table: Table) -> None:
         print(f"    {share}  {', '.join(whose) or function}")
 
 
-def usage(session: Session, calls: int = 0) -> dict[str, Any]:
-    """Return the CPU seconds of an agent and its children, when that many calls have ended."""
+def on_node(node: NodeSpec, errand: Errand) -> dict[str, Any]:
+    """Do what a run does on a node; return the CPU seconds of the agent and its children."""
+    visit = Visit(node)
+    go(visit, SshTransport(), errand)
+    if not visit.login["reached"]:
+        sys.exit(f"{node.name}: {visit.login['message']}")
     while True:
-        found: dict[str, Any] = session.call("preflight.node.agent", "usage").value
-        if len(found["calls_s"]) >= calls:
-            return found
+        used: dict[str, Any] = visit.sessions[0].call("preflight.node.agent", "usage").value
+        if len(used["calls_s"]) >= len(errand.calls) + len(errand.rooted):
+            visit.close()
+            return used
 
 
 def beside(made: Bench, count: int, repeats: int, ansible: str | None, table: Table) -> float:

@@ -97,8 +97,8 @@ class Module:
                 shorter = copy.copy(one)
                 shorter.names = aliases
                 lines[first] = ast.unparse(shorter) + "\n"
-            elif isinstance(one, ast.ClassDef) and is_typed_dict(one):
-                lines[first] = f"{one.name} = dict\n"
+            elif quicker := shortened(one):
+                lines[first] = quicker + "\n"
             else:
                 lines[first:end] = self._lines[first:end]
                 for line in idle_lines(one):
@@ -119,7 +119,8 @@ class Part:
         """Return the words that it means."""
         if isinstance(self.statement, IMPORTS) and self.alias:
             return [meant(self.statement, self.alias, module)]
-        return [] if is_typed_dict(self.statement) else used(self.statement, module, lazy)
+        quicker = shortened(self.statement)
+        return used(ast.parse(quicker) if quicker else self.statement, module, lazy)
 
 
 def used(tree: ast.AST, module: str, lazy: bool) -> set[str]:
@@ -235,11 +236,23 @@ def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def is_typed_dict(node: ast.AST) -> bool:
-    """Whether a class is a TypedDict, which makes nothing but dicts and is slow to define."""
-    return isinstance(node, ast.ClassDef) and any(
-        isinstance(one, ast.Name) and one.id == "TypedDict" for one in node.bases
-    )
+def shortened(node: ast.AST) -> str | None:
+    """Return a quicker definition of a TypedDict or NamedTuple, None for anything else.
+
+    Those of `typing` compile each of their annotations.
+    """
+    if not isinstance(node, ast.ClassDef):
+        return None
+    bases = {one.id for one in node.bases if isinstance(one, ast.Name)}
+    if "TypedDict" in bases:
+        return f"{node.name} = dict"
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+    if bases != {"NamedTuple"} or not all(one in fields or is_text(one) for one in node.body):
+        return None
+    names = " ".join(ast.unparse(one.target) for one in fields)
+    defaults = ", ".join(ast.unparse(one.value) for one in fields if one.value)
+    make = '__import__("collections").namedtuple'
+    return f'{node.name} = {make}("{node.name}", "{names}", defaults=[{defaults}])'
 
 
 def idle_lines(statement: ast.stmt) -> Iterator[int]:

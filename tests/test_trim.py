@@ -163,6 +163,31 @@ def test_a_module_that_is_named_by_a_string() -> None:
     assert trimmed(texts.get, ["m.f"]) == texts
 
 
+def test_named_tuples() -> None:
+    text = """from typing import NamedTuple
+ONE = 1
+class Plain(NamedTuple):
+    '''Two fields.'''
+    a: int
+    '''The first.'''
+    b: int = ONE
+class Own(NamedTuple):
+    a: int
+    def twice(self): return 2 * self.a
+"""
+    assert kept(text, "m.Plain") == [
+        "ONE = 1",
+        'Plain = __import__("collections").namedtuple("Plain", "a b", defaults=[ONE])',
+    ]
+    assert kept(text, "m.Own") == [
+        "from typing import NamedTuple",
+        *("class Own(NamedTuple):", "    a: int", "    def twice(self): return 2 * self.a"),
+    ]
+    module: dict[str, Any] = {}
+    exec(cut(text, "m.Plain"), module)
+    assert module["Plain"](3) == module["Plain"](a=3, b=1) == (3, 1)
+
+
 def test_statements_on_one_line() -> None:
     assert kept("a = 1; b = 2\nimport os; c = os\n", "m.a", "m.c") == [
         "a = 1",

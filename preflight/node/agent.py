@@ -8,7 +8,7 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
-import base64
+import binascii
 import contextlib
 import importlib
 import json
@@ -29,6 +29,7 @@ END_S = 1.0
 """How long the agent waits at its end for killed children; one in D state never dies."""
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h: what children leave behind becomes the agent's own, so it can end it."""
+DRIVER = "/proc/driver/nvidia"
 ENDING = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
@@ -184,12 +185,12 @@ class Agent:
     def do_load(self, sources: str, library: str | None) -> dict[str, Any]:
         """Take more modules and psutil's compiled part; say how psutil was loaded.
 
-        Both psutil and pynvml are imported here once rather than in every child. Importing pynvml
-        does not touch the driver; only its `nvmlInit` does.
+        psutil is imported here once rather than in every child; pynvml too, where it will be of
+        use. Importing it does not touch the driver; only its `nvmlInit` does.
         """
         modules: dict[str, str] = json.loads(unpack(sources))
         self.sources.update(modules)
-        if "pynvml" in modules:
+        if "pynvml" in modules and os.path.exists(DRIVER):
             importlib.import_module("pynvml")
         if "psutil" not in modules:
             return {"psutil": "not needed"}
@@ -318,7 +319,7 @@ def leave(*_: Any) -> None:
 
 def unpack(packed: str) -> bytes:
     """Return the bytes that `payload.pack` was given."""
-    return zlib.decompress(base64.b64decode(packed))
+    return zlib.decompress(binascii.a2b_base64(packed))
 
 
 def died(ended: Any) -> str:

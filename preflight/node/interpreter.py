@@ -16,8 +16,6 @@ import struct
 import sys
 from typing import Any, Sequence
 
-MARK = "preflight:"
-"""Begins the answer's line: whatever sitecustomize prints is told apart."""
 PACKAGE = re.compile(
     r"(torch|ray|numpy|triton|deepspeed|nvidia[-_.]nccl[-_.]cu\d+|nvidia[-_.]cuda[-_.]runtime\S*?)"
     r"-([^-]+)(-py[\d.]+)?\.(dist|egg)-info",
@@ -47,9 +45,9 @@ STRINGS, TEXTS = 5, {1: "NEEDED", 15: "RPATH", 29: "RUNPATH"}
 """Tags of the dynamic section: where its strings are, and those that are strings."""
 
 
-def main() -> None:
-    """Print the answer."""
-    sys.stdout.write("\n" + MARK + json.dumps(answer()) + "\n")
+def main(mark: str) -> None:
+    """Print the answer, behind a mark that tells it from what else is printed."""
+    sys.stdout.write("\n" + mark + json.dumps(answer()) + "\n")
 
 
 def answer() -> dict[str, object]:
@@ -276,7 +274,8 @@ def cached(name: str) -> list[str]:
     data = data[start:]
     count, size = struct.unpack_from("=I", data, len(CACHE_MAGIC))[0], struct.calcsize(CACHE_ENTRY)
     entries = struct.iter_unpack(CACHE_ENTRY, data[CACHE_HEADER : CACHE_HEADER + count * size])
-    return [string_at(data, value) for _, key, value, *_ in entries if string_at(data, key) == name]
+    sought = name.encode() + b"\0"
+    return [string_at(data, value) for _, key, value, *_ in entries if data.startswith(sought, key)]
 
 
 def string_at(data: bytes, offset: int) -> str:
@@ -355,16 +354,13 @@ def toolkit(home: str) -> str | None:
 
 def nvcc() -> str | None:
     """Return the version that nvcc says, if it is on PATH."""
-    import shutil
-    import subprocess
-
-    program = shutil.which("nvcc")
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    places = (os.path.join(folder, "nvcc") for folder in folders)
+    program = next((one for one in places if os.path.isfile(one) and os.access(one, os.X_OK)), None)
     if program is None:
         return None
+    import subprocess
+
     told = subprocess.run([program, "--version"], stdout=subprocess.PIPE, check=False).stdout
     match = re.search(r", V([\d.]+)", told.decode("utf-8", "replace"))
     return match and match.group(1)
-
-
-if __name__ == "__main__":
-    main()

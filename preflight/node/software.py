@@ -8,10 +8,11 @@ Sent to nodes: stdlib only, Python 3.8.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
 from dataclasses import replace
-from typing import Any, Dict, Mapping, TypedDict, cast
+from typing import Any, Dict, Mapping, TypedDict
 
 from preflight.api import (
     FAIL,
@@ -27,10 +28,13 @@ from preflight.api import (
     same_everywhere,
     skip,
 )
-from preflight.node import interpreter
 from preflight.node.launch import DEFAULT
 from preflight.node.launch import interpreter as named
 
+MAIN = "preflight.node.interpreter.main"
+"""What runs there; imported here it would be compiled for nothing."""
+MARK = "preflight:"
+"""Begins the answer's line: whatever sitecustomize prints is told apart."""
 START = (
     "import sys;sys.path[:]=[p for p in sys.path if p];import os;"
     "sys.version_info<(3,7) and sys.exit('Python '+sys.version.split()[0]+' is older than 3.7');"
@@ -184,9 +188,10 @@ def entered(container: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
 
 
 def source() -> str:
-    """Return the text of `interpreter.py`, which on a node is in no file."""
-    loader: Any = interpreter.__loader__
-    return str(loader.get_source(interpreter.__name__))
+    """Return the program that the training interpreter runs; on a node it is in no file."""
+    module, _, main = MAIN.rpartition(".")
+    spec: Any = importlib.util.find_spec(module)
+    return f"{spec.loader.get_source(module)}\n{main}({MARK!r})\n"
 
 
 def answer(ran: Ran, python: str) -> Inside:
@@ -196,8 +201,9 @@ def answer(ran: Ran, python: str) -> Inside:
         Unobservable: there is no answer.
     """
     for line in reversed(ran.out.splitlines()):
-        if line.startswith(interpreter.MARK):
-            return cast("Inside", json.loads(line[len(interpreter.MARK) :]))
+        if line.startswith(MARK):
+            inside: Inside = json.loads(line[len(MARK) :])
+            return inside
     raise Unobservable(f"training interpreter {python!r}: {last_line(ran, python)}")
 
 

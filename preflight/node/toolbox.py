@@ -18,7 +18,6 @@ import os
 import pwd
 import resource
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +34,7 @@ TABLES, TABLE_CAP = "/proc/", 8 << 20
 GONE = (errno.ENOENT, errno.ENOTDIR)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Searched after PATH: an ordinary user's non-login PATH often lacks the sbin folders."""
+NVML = "libnvidia-ml.so.1"
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 LIMITS = {
@@ -138,7 +138,10 @@ class Toolbox:
 
     def which(self, program: str) -> str | None:
         """Return the full path of a program."""
-        return shutil.which(program) or shutil.which(program, path=SYSTEM_PATH)
+        folders = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}".split(":")
+        places = [program] if "/" in program else [f"{one}/{program}" for one in folders if one]
+        runnable = (one for one in places if os.path.isfile(one) and os.access(one, os.X_OK))
+        return next(runnable, None)
 
     def environ(self) -> Mapping[str, str]:
         """Return the environment of the shell that started the agent."""
@@ -293,18 +296,17 @@ def initialised_nvml() -> Any:
         Absent: there is no NVML library.
         Unobservable: there is one, and it does not work; the message is NVML's own.
     """
-    try:
-        import pynvml
-    except ImportError as error:
-        raise Absent("no NVML library") from error
+    why = linker_words(NVML)
+    if "No such file" in why:
+        raise Absent("no NVML library")
+    if why:
+        raise Unobservable(f"NVML: {why}")
+    import pynvml  # not before: it takes 3 ms
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        found = error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        why = "" if found else linker_words("libnvidia-ml.so.1")
-        if found or "No such file" not in why:
-            raise Unobservable(f"NVML: {why or error}") from error
-        raise Absent(f"NVML: {error}") from error
+        raise Unobservable(f"NVML: {error}") from error
     return pynvml
 
 
@@ -392,7 +394,7 @@ def plain(value: Any) -> Any:
         return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: plain(part) for name, part in value._asdict().items()}
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple, ctypes.Array)):
         return [plain(part) for part in value]
