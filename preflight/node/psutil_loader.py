@@ -70,8 +70,8 @@ def from_memory(library: bytes) -> None:
 def memory_file() -> int:
     """Return the descriptor of an empty memory file.
 
-    Where sysctl vm.memfd_noexec is 2, the kernel refuses one that does not say that no program is
-    started from it; kernels before 6.3 refuse one that does.
+    Linux 6.3 wants it said that no program is started from it: else it logs a warning, and refuses
+    where sysctl vm.memfd_noexec is 2. Older kernels refuse to be told.
 
     Raises:
         OSError: no memory files here.

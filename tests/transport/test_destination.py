@@ -1,0 +1,78 @@
+"""Where a login goes, told from files as users and distributions write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from preflight.errors import TransportError
+from preflight.transport.destination import destination
+from preflight.transport.ssh_config import SshConfig
+from tests.transport.servers import Client, StartSshd
+
+
+def test_tokens_of_a_jump_host(client: Client) -> None:
+    client.config(
+        "Host gpu01\n  HostName 10.0.0.1\n  User bob\n  Port 2222\n"
+        "  ProxyJump %r@%n-via-%h:%p,last\n"
+        "Host last\n  ProxyCommand nc %n %h\n"
+    )
+    spec = client.spec(None, address="gpu01", user=None)
+    there = destination(spec, SshConfig(client.warnings.append))
+    assert there.via is not None
+    assert (there.via.host, there.via.via is not None) == ("last", True)
+    assert there.via.via is not None
+    first = there.via.via
+    assert (first.user, first.host, first.port) == ("bob", "gpu01-via-10.0.0.1", 2222)
+    assert client.warnings == []
+
+
+def test_the_name_that_was_asked_for_is_a_token_of_a_proxy_command(client: Client) -> None:
+    client.config("Host gpu01\n  HostName 10.0.0.1\n  ProxyCommand nc %n %h %p\n")
+    spec = client.spec(None, address="gpu01")
+    there = destination(spec, SshConfig(client.warnings.append))
+    assert there.proxy_command == "nc gpu01 10.0.0.1 22"
+
+
+def test_a_section_that_says_nothing_to_us_is_ignored_in_silence(
+    client: Client, tmp_path: Path
+) -> None:
+    """As /etc/ssh/ssh_config.d/50-redhat.conf of RHEL has one."""
+    policy = tmp_path / "policy"
+    policy.write_text("Ciphers aes256-gcm@openssh.com\nMACs hmac-sha2-256\n")
+    final = f"Match final all\n  Include {policy}\n  GSSAPIAuthentication yes\n"
+    client.config(f"{final}Host gpu*\n  Port 7\nMatch canonical\n  SendEnv LANG\n")
+    config = SshConfig(client.warnings.append)
+    assert config.lookup("gpu01") == {"port": ["7"]}
+    assert client.warnings == []
+    policy.write_text("User bob\n")
+    assert SshConfig(client.warnings.append).lookup("gpu01") == {"port": ["7"]}
+    path = client.home / ".ssh" / "config"
+    assert client.warnings == [f"{path}:1: Match final: not evaluated here, its section is ignored"]
+
+
+def test_a_new_host_key_that_no_file_can_keep(sshd: StartSshd, client: Client) -> None:
+    server = sshd()
+    client.config("UserKnownHostsFile none\n")
+    with pytest.raises(TransportError) as caught:
+        client.connect(server.port, host_keys="accept-new")
+    assert caught.value.kind == "host key unknown"
+    assert caught.value.hint == (
+        "compare it with the machine's own, then: set ssh.known_hosts, "
+        "for there is no file to add it to: UserKnownHostsFile is none"
+    )
+
+
+def test_a_server_that_takes_no_input(sshd: StartSshd, client: Client) -> None:
+    server = sshd()
+    client.knows(server.known())
+    connection = client.connect(server.port)
+    stream = connection.execute("exec sleep 1000")
+    with pytest.raises(TransportError) as caught:
+        stream.send(bytes(16 << 20), 0.5)  # a window of OpenSSH holds 2 MiB
+    assert (caught.value.kind, caught.value.message) == (
+        "silent",
+        f"127.0.0.1:{server.port}: took no input for 0.5 s",
+    )
+    connection.close()
