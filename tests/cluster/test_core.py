@@ -217,6 +217,40 @@ def test_the_deadline_ends_a_run(bed: Testbed, tmp_path: Path) -> None:
     assert {r["status"] for r in report["results"] if r["check"] == "site.hang"} == {"unknown"}
 
 
+HANGING_ON_ONE = """
+def probe(node):
+    if node.uname()["node"] == "tb2":
+        node.run(["sleep", "600"], timeout_s=600)
+    return 1
+
+
+def judge(facts, want):
+    return ok("done")
+
+
+CHECK = Check(probe=probe, judge=judge, timeout_s=500)
+"""
+
+
+def test_a_node_whose_link_goes_down_in_mid_run_is_a_row(bed: Testbed, tmp_path: Path) -> None:
+    write(tmp_path, "site.hang", HANGING_ON_ONE)
+    path = tmp_path / "report.json"
+    args = ("run", str(bed.inventory()), "--checks", str(tmp_path), "--json", str(path))
+    with bed.start(*args, "--only", "site,software.os,network.port") as process:
+        wait_until(partial(hanging, bed, "tb2"), "the probe")
+        bed.unplug("tb2")
+        process.communicate(timeout=120)
+    assert process.returncode == 1
+    report = json.loads(path.read_text())
+    assert causes(report) == [("node", "access.ssh", ["tb2"])]
+    assert summary(report, "access.ssh", "tb2").startswith("stopped answering: silent for ")
+    others = [r for r in report["results"] if r["node"] == "tb2" and r["check"] != "access.ssh"]
+    assert {(r["status"], r["summary"]) for r in others} == {("skip", "not reached")}
+    assert {n["name"]: n["verdict"] for n in report["nodes"]} == {
+        name: "not_ready" if name == "tb2" else "ready" for name in bed.names
+    }
+
+
 def bad(bed: Testbed, **overrides: Any) -> tuple[str, ...]:
     return ("run", str(bed.inventory(**overrides)))
 
