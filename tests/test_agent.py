@@ -35,6 +35,7 @@ from tests.agent_made import (
     pythons,
     wait_until,
 )
+from tests.messages.aloud import Aloud
 
 ROOT = Path(__file__).parent.parent
 LOOK = """
@@ -209,30 +210,22 @@ def test_every_python(version: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.7", "3.6", "2.7"])
-def test_old_python(version: str, tmp_path: Path) -> None:
+def test_old_python(version: str, tmp_path: Path, aloud: Aloud) -> None:
     old = python(version)
     path = program_folder(tmp_path / "bin", {"python3": old}, ["sh"])
     error = refusal(Machine(env={"PATH": path}))
     full = subprocess.run([old, "--version"], capture_output=True, text=True, check=True)
-    number = (full.stdout + full.stderr).split()[-1]
-    assert error.kind == "old python"
-    assert error.message == (
-        f"{path}/python3 is Python {number}, and there is no Python >= 3.8 on PATH"
-    )
-    assert error.hint == "install Python 3.8 or newer, or name one in the inventory: ssh.python"
+    assert f"is Python {(full.stdout + full.stderr).split()[-1]}," in error.message
+    aloud(error)
 
 
 @pytest.mark.parametrize("version", ["3.7", "3.6", "2.7"])
-def test_old_python_that_was_named(version: str) -> None:
+def test_old_python_that_was_named(version: str, aloud: Aloud) -> None:
     old = python(version)
     error = refusal(Machine(), old)
-    assert error.kind == "old python"
-    assert error.message.startswith(f"ssh.python is {old!r}: {old} is Python {version}.")
-    assert error.message.endswith(", and the agent needs 3.8 or newer")
-    assert error.hint == (
-        "name a Python 3.8 or newer in the inventory: ssh.python; "
-        "or leave it out, then PATH is searched for one"
-    )
+    assert f"{old} is Python {version}." in error.message
+    error.message = error.message.replace(old, "OLD")
+    aloud(error)
 
 
 @pytest.mark.parametrize("version", ["3.7", "3.6", "2.7"])
@@ -250,16 +243,9 @@ def test_old_python_hands_over(version: str, tmp_path: Path) -> None:
         assert ask(session, "look").value["version"] == "3.9"
 
 
-def test_no_python(tmp_path: Path) -> None:
+def test_no_python(tmp_path: Path, aloud: Aloud) -> None:
     path = program_folder(tmp_path / "bin", {}, ["sh"])
-    error = refusal(Machine(env={"PATH": path}))
-    assert error.kind == "no python"
-    assert error.message == "there is no python3 on the PATH of the non-login shell"
-    error = refusal(Machine(), "/opt/no such/python3")
-    assert error.kind == "no python"
-    assert error.message == (
-        "ssh.python is '/opt/no such/python3': there is no such program that may be run"
-    )
+    aloud(refusal(Machine(env={"PATH": path})), refusal(Machine(), "/opt/no such/python3"))
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "tcsh", "csh", "fish", "zsh", "ksh"])

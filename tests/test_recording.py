@@ -20,6 +20,7 @@ from preflight.recording import Recording, Taken, load, take
 from preflight.transport import Transport
 from preflight.transport.loopback import LocalTransport
 from tests.checks_made import made
+from tests.messages.aloud import Aloud
 
 KEY = b"k" * 32
 PROBES = [one for one in catalog.load().values() if one.check.probe]
@@ -98,43 +99,30 @@ def test_a_probe_that_hangs_or_crashes_costs_its_own_answers_only(tmp_path: Path
 
 
 WHOLE = '{"source": "made up", "node": {"read": {"/a": "b"}}}'
-SAID = [
-    (WHOLE[:30], "is cut off, or is no JSON: EOF while parsing a value at line 1 column 30"),
-    ("", "is cut off, or is no JSON: EOF while parsing a value at line 1 column 0"),
-    ("nodes:", "is cut off, or is no JSON: expected ident at line 1 column 2"),
-    ("[]", "is no recording: input should be an object"),
-    ("{}", "is no recording: source: field required"),
-    (
-        '{"source": "", "node": {}}',
-        "is no recording: source: string should have at least 1 character",
-    ),
-    ('{"source": "x"}', "is no recording: node: field required"),
-    (
-        '{"source": "x", "node": {"reed": {}}}',
-        "is no recording: node.reed: extra inputs are not permitted",
-    ),
-    (
-        '{"source": "x", "node": {"run": {"a": 5}}}',
-        "is no recording: node.run.a: input should be an object",
-    ),
-    (
-        '{"source": "x", "node": {"stat": {"/a": "b"}}}',
-        "is no recording: node.stat./a: input should be a valid array",
-    ),
-    (
-        '{"source": "x", "node": {"read": {"/a": 5}}}',
-        "is no recording: node.read./a: input should be a valid string",
-    ),
+BAD = [
+    WHOLE[:30],
+    "",
+    "nodes:",
+    "[]",
+    "{}",
+    '{"source": "", "node": {}}',
+    '{"source": "x"}',
+    '{"source": "x", "node": {"reed": {}}}',
+    '{"source": "x", "node": {"run": {"a": 5}}}',
+    '{"source": "x", "node": {"stat": {"/a": "b"}}}',
+    '{"source": "x", "node": {"read": {"/a": 5}}}',
+    '{"source": "x", "node": {"now": {"": "noon"}}}',
+    '{"source": "x", "node": {"access": {"/a r": 3}}}',
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), SAID, ids=[said for _, said in SAID])
-def test_what_is_no_recording(tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_no_recording(tmp_path: Path, text: str, aloud: Aloud) -> None:
     path = tmp_path / "node.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(path)
-    assert str(caught.value) == f"{path}: {said}"
+    aloud(caught.value, about=repr(text))
 
 
 def test_each_cut_is_noticed(tmp_path: Path) -> None:
@@ -147,10 +135,11 @@ def test_each_cut_is_noticed(tmp_path: Path) -> None:
     assert load(path).node.read == {"/a": "b"}
 
 
-def test_no_file_and_no_text(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path / "none.json")
-    assert str(caught.value) == f"{tmp_path}/none.json: no such file or directory"
+def test_no_file_and_no_text(tmp_path: Path, aloud: Aloud) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="byte 0xff is not UTF-8"):
-        load(tmp_path / "binary")
+    told = []
+    for name in ("none.json", "binary"):
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path / name)
+        told.append(caught.value)
+    aloud(*told)

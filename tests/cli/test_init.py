@@ -12,6 +12,7 @@ import pytest
 
 from preflight import catalog
 from preflight.inventory import load
+from tests.messages.aloud import Aloud
 
 CLOSED = "127.0.0.1:1"
 """Nothing listens there."""
@@ -59,14 +60,10 @@ def test_an_inventory_of_this_machine(here: Path) -> None:
     assert json.loads(again.stdout)["verdict"] == json.loads(alone.stdout)["verdict"]
 
 
-def test_nobody_answers_and_it_is_written_all_the_same(here: Path) -> None:
+def test_nobody_answers_and_it_is_written_all_the_same(here: Path, aloud: Aloud) -> None:
     done = preflight("init", "--hosts", CLOSED, "-o", "new.yaml")
     assert done.returncode == 0
-    assert done.stderr == (
-        REFUSED
-        + UNLEARNT
-        + "preflight: wrote new.yaml: 1 node, 0 answered; next: preflight run new.yaml\n"
-    )
+    aloud(done.stderr)
     cluster = load(here / "new.yaml")
     assert [(node.name, node.ssh.port) for node in cluster.nodes] == [("127.0.0.1", 1)]
     assert cluster.launch.gpus_per_node is None
@@ -82,14 +79,12 @@ def test_it_may_go_to_standard_output() -> None:
     assert "\nnodes:\n  - 127.0.0.1\n" in done.stdout
 
 
-def test_a_file_is_not_replaced_unasked(here: Path) -> None:
+def test_a_file_is_not_replaced_unasked(here: Path, aloud: Aloud) -> None:
     path = here / "inventory.yaml"
     path.write_text("mine")
     done = preflight("init", "--hosts", CLOSED)
     assert (done.returncode, done.stdout, path.read_text()) == (2, "", "mine")
-    assert done.stderr == (
-        "preflight: inventory.yaml: is there already; --force replaces it, -o names another file\n"
-    )
+    aloud(done.stderr)
     assert preflight("init", "--hosts", CLOSED, "--force").returncode == 0
     assert [node.name for node in load(path).nodes] == ["127.0.0.1"]
 
@@ -120,46 +115,39 @@ def test_an_ansible_inventory_with_secrets(here: Path) -> None:
     ]
 
 
-NODES = "each names the nodes; give only one of them"
-BAD = {
-    ("run", "i.yaml", "--hosts", "a"): f"INVENTORY and --hosts: {NODES}",
-    ("run", "i.yaml", "--hostfile-in", "h"): f"INVENTORY and --hostfile-in: {NODES}",
-    ("run", "--hosts", "a", "--hostfile-in", "h"): f"--hosts and --hostfile-in: {NODES}",
-    ("run", "--hosts", "gpu[1-"): "--hosts: 'gpu[1-': a bracket is not closed, or not opened",
-    ("run", "--hosts", "a", "--exclude", "b"): "--exclude: 'b' is not one of the nodes",
-    ("run", "--hosts", "a", "--exclude", "a"): "--exclude: no node is left",
-    ("run", "--hostfile-in", "none"): "none: no such file or directory",
-    ("run", "--hostfile-in", "."): ".: is a directory",
-    ("run", "--hostfile-in", "/dev/null"): "/dev/null: names no node; write one a line, "
-    "such as gpu01",
-    ("init", "--hosts", "a", "--ansible", "h"): f"--hosts and --ansible: {NODES}",
-    ("init", "--hosts", "a", "--group", "g"): "--group: is of an Ansible inventory; "
-    "give --ansible FILE with it",
-    ("init", "--ansible", "none"): "none: no such file or directory",
-    ("init", "--hosts", CLOSED, "-o", "."): ".: is a directory; name a file with -o",
-    ("init", "--hosts", CLOSED, "-o", "no/i.yaml"): "no/i.yaml: cannot write: "
-    "No such file or directory",
-}
+BAD = [
+    ("run", "i.yaml", "--hosts", "a"),
+    ("run", "i.yaml", "--hostfile-in", "h"),
+    ("run", "--hosts", "a", "--hostfile-in", "h"),
+    ("run", "--hosts", "gpu[1-"),
+    ("run", "--hosts", "a", "--exclude", "b"),
+    ("run", "--hosts", "a", "--exclude", "a"),
+    ("run", "--hostfile-in", "none"),
+    ("run", "--hostfile-in", "."),
+    ("run", "--hostfile-in", "/dev/null"),
+    ("init", "--hosts", "a", "--ansible", "h"),
+    ("init", "--hosts", "a", "--group", "g"),
+    ("init", "--ansible", "none"),
+    ("init", "--hosts", CLOSED, "-o", "."),
+    ("init", "--hosts", CLOSED, "-o", "no/i.yaml"),
+]
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("args", BAD)
-def test_what_is_wrong_is_one_line_and_nothing_is_done(args: tuple[str, ...]) -> None:
+def test_what_is_wrong_is_one_line_and_nothing_is_done(args: tuple[str, ...], aloud: Aloud) -> None:
     done = preflight(*args)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"preflight: {BAD[args]}\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    aloud(done.stderr, about=" ".join(args))
     assert list(Path().iterdir()) == []
 
 
 @pytest.mark.usefixtures("here")
-def test_a_slurm_job_is_found_and_a_bad_one_is_said() -> None:
+def test_a_slurm_job_is_found_and_a_bad_one_is_said(aloud: Aloud) -> None:
     job = {"SLURM_JOB_NODELIST": "127.0.0.[1-2]", "SLURM_JOB_ID": "4711"}
     done = preflight("init", "-o", "-", **job)
     assert "# Written by preflight init, from Slurm job 4711.\n" in done.stdout
     assert '\n  - "127.0.0.[1-2]"\n' in done.stdout
     bad = preflight("run", SLURM_JOB_NODELIST="gpu[1-")
-    assert (bad.returncode, bad.stdout, bad.stderr) == (
-        2,
-        "",
-        "preflight: SLURM_JOB_NODELIST: 'gpu[1-': a bracket is not closed, or not opened; "
-        "unset it, or say which nodes: an inventory or --hosts\n",
-    )
+    assert (bad.returncode, bad.stdout) == (2, "")
+    aloud(bad.stderr)

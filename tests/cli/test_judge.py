@@ -18,6 +18,7 @@ from preflight.cli.run import command as run
 from preflight.errors import ConfigError
 from preflight.report import build, model
 from tests.checks_made import write
+from tests.messages.aloud import Aloud
 
 TODAY = dt.datetime.now(dt.timezone.utc).date()
 HERE = {"name": "here", "transport": "local"}
@@ -59,7 +60,7 @@ def test_the_same_want_gives_the_same_report(recorded: Path, tmp_path: Path) -> 
 # ---- checks that are not there -------------------------------------------------------------
 
 
-def test_a_report_of_checks_that_are_not_known_is_refused(tmp_path: Path) -> None:
+def test_a_report_of_checks_that_are_not_known_is_refused(tmp_path: Path, aloud: Aloud) -> None:
     site, path = tmp_path / "checks", tmp_path / "r.json"
     for name in ("a", "b", "c", "d"):
         write(
@@ -80,10 +81,7 @@ def test_a_report_of_checks_that_are_not_known_is_refused(tmp_path: Path) -> Non
     assert call(run, "--checks", site, "--only", "site,software.os", "--json", path) == 1
     with pytest.raises(ConfigError) as caught:
         call(judge, path)
-    assert str(caught.value) == (
-        f"{path}: made with checks that are not known here: 'site.a', 'site.b', 'site.c' and 1 "
-        "more; name their folder: --checks DIR"
-    )
+    aloud(caught.value)
     assert call(judge, path, "--checks", site) == 1
 
 
@@ -197,11 +195,13 @@ def test_promises_are_judged_anew_from_the_same_facts(recorded: Path, tmp_path: 
 # ---- other nodes ---------------------------------------------------------------------------
 
 
-def test_an_inventory_that_lacks_nodes_is_refused(recorded: Path, tmp_path: Path) -> None:
+def test_an_inventory_that_lacks_nodes_is_refused(
+    recorded: Path, tmp_path: Path, aloud: Aloud
+) -> None:
     other = inventory(tmp_path / "i.yaml", nodes=[{"name": "there", "transport": "local"}])
     with pytest.raises(ConfigError) as caught:
         call(judge, recorded, "-i", other)
-    assert str(caught.value) == f"{other}: lacks nodes of {recorded}: 'here'"
+    aloud(str(caught.value).replace(str(recorded), "REPORT"))
 
 
 def test_an_inventory_with_more_nodes_is_cut_to_the_run_s(recorded: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from preflight.errors import ConfigError
 from preflight.sources import Found
 from preflight.sources.ansible import parsed, read
 from preflight.sources.ansible_groups import expanded
+from tests.messages.aloud import Aloud
 
 
 def nodes(found: Found) -> dict[str, Any]:
@@ -248,45 +249,42 @@ def test_ranges(pattern: str, names: str) -> None:
     assert " ".join(expanded(pattern)) == names
 
 
-BAD = {
-    "": "hosts: no host in it",
-    "[gpus]\n": "hosts: no host in it",
-    "[a:x]\nb": "hosts:1: '[a:x]' is no section: hosts, children or vars",
-    "[a\n": "hosts:1: '[a': a bracket is not closed, or not opened",
-    "a\ngpu[3:1]": "hosts:2: 3:1 ends before it begins",
-    "gpu[1-3]": "hosts:1: '1-3' in brackets is not a range like 01:10 or a:f",
-    "gpu[1:1000000]": "hosts:1: '1:1000000' stands for more than 10,000 hosts",
-    "g[1:200][1:200]": "hosts:1: 'g[1:200][1:200]' stands for more than 10,000 hosts",
-    "g[1:9999]\nh[1:9]": "hosts:2: more than 10,000 hosts up to here",
-    "a ansible_password=hunter2 hunter3": "hosts:1: a word is not key=value; "
-    "put values with blanks in quotes",
-    "a x='": "hosts:1: a quote is not closed",
-    "[a]\nn\n[a:vars]\nhunter2": "hosts:4: this is not key=value",
-    "a,b": "hosts: 'a,b' is not a name (letters, digits, dots, dashes, underscores)",
-    "a ansible_host=x@y": "hosts: a: ansible_host: 'x@y': a user goes under ssh: {user: ...}",
-    "n\n[a:children]\nb\n[b:children]\na": "hosts: groups are in a circle: a in b in a",
-    "$ANSIBLE_VAULT;1.1;AES256\n6231": "hosts: is encrypted with Ansible Vault; "
-    "give what `ansible-vault view` shows of it",
-    "---\n": "hosts: is empty",
-    "all:\n  hosts: [a]": "hosts:2: all.hosts: this list is not a mapping; "
-    "end each name with a colon",
-    "all:\n  hots: {a: }": "hosts:2: all.hots: a group has hosts, vars, children and no other keys",
-    "all:\n  hosts:\n    g[1:: }": "hosts:3: not valid YAML: expected <block end>, but found '}'",
-}
+BAD = [
+    "",
+    "[gpus]\n",
+    "[a:x]\nb",
+    "[a\n",
+    "a\ngpu[3:1]",
+    "gpu[1-3]",
+    "gpu[1:1000000]",
+    "g[1:200][1:200]",
+    "g[1:9999]\nh[1:9]",
+    "a ansible_password=hunter2 hunter3",
+    "a x='",
+    "[a]\nn\n[a:vars]\nhunter2",
+    "a,b",
+    "a ansible_host=x@y",
+    "n\n[a:children]\nb\n[b:children]\na",
+    "$ANSIBLE_VAULT;1.1;AES256\n6231",
+    "---\n",
+    "all:\n  hosts: [a]",
+    "all:\n  hots: {a: }",
+    "all:\n  hosts:\n    g[1:: }",
+]
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_wrong_is_said_in_a_line(text: str) -> None:
+def test_what_is_wrong_is_said_in_a_line(text: str, aloud: Aloud) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(text, "hosts")
-    assert str(caught.value).startswith(BAD[text].partition(" expected <")[0])
     assert "hunter" not in str(caught.value)
+    aloud(caught.value, about=repr(text))
 
 
-def test_a_group_that_there_is_not() -> None:
+def test_a_group_that_there_is_not(aloud: Aloud) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(INI, "hosts", "rakc1")
-    assert str(caught.value) == "--group: hosts has no group 'rakc1', did you mean 'rack1'?"
+    aloud(caught.value)
 
 
 LINES = st.lists(

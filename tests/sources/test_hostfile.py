@@ -13,6 +13,7 @@ from preflight.errors import ConfigError
 from preflight.node_names import MAX_NODES
 from preflight.sources import Found
 from preflight.sources.hostfile import parsed, read
+from tests.messages.aloud import Aloud
 
 
 def nodes(found: Found) -> list[tuple[str, dict[str, Any]]]:
@@ -106,44 +107,40 @@ def test_a_node_named_again_is_taken_once() -> None:
     )
 
 
-BAD = {
-    "": "f: names no node; write one a line, such as gpu01",
-    "# only this\n\n": "f: names no node; write one a line, such as gpu01",
-    "a\ngpu[01-\n": "f:2: a bracket is not closed, or not opened",
-    "gpu[1-1000000]": "f:1: stands for more than 10,000 nodes",
-    f"n[1-{MAX_NODES}]\nm": "f:2: more than 10,000 nodes up to here",
-    "a\na:2222": "f:2: 'a' is named before, on line 1, with another user or port; "
-    "an inventory can give each a name of its own",
-    "a slots=x": "f:1: slots=x: 'x' is not a number",
-    "a slots=": "f:1: slots=: '' is not a number",
-    "a\nb port=99999": "f:2: 99999 is not a port (1 to 65535)",
-    "10.0.0.1 gpu01": "f:1: 'gpu01' is not key=value; write one node a line",
-    "a\n\x00\x01\x02": "f:2: '\\x00\\x01\\x02' is not a name "
-    "(letters, digits, dots, dashes, underscores)",
-    "[gpus]\na": "f:1: this is an Ansible inventory: preflight init --ansible FILE",
-    "[gpus:vars]": "f:1: this is an Ansible inventory: preflight init --ansible FILE",
-    "a ansible_host=10.0.0.1": "f:1: this is an Ansible inventory: preflight init --ansible FILE",
-    "nodes:\n- a": "f:1: 'nodes:' is not a name (letters, digits, dots, dashes, underscores)",
-}
+BAD = [
+    "",
+    "# only this\n\n",
+    "a\ngpu[01-\n",
+    "gpu[1-1000000]",
+    f"n[1-{MAX_NODES}]\nm",
+    "a\na:2222",
+    "a slots=x",
+    "a slots=",
+    "a\nb port=99999",
+    "10.0.0.1 gpu01",
+    "a\n\x00\x01\x02",
+    "[gpus]\na",
+    "[gpus:vars]",
+    "a ansible_host=10.0.0.1",
+    "nodes:\n- a",
+]
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_wrong_is_said_with_its_line(text: str) -> None:
+def test_what_is_wrong_is_said_with_its_line(text: str, aloud: Aloud) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(text, "f")
-    assert str(caught.value) == BAD[text]
+    aloud(caught.value, about=repr(text))
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, aloud: Aloud) -> None:
     (tmp_path / "binary").write_bytes(b"gpu01\n\x80\x81")
-    for name, words in (
-        ("none", ": no such file or directory"),
-        (".", ": is a directory"),
-        ("binary", ":2: byte 0x80 is not UTF-8; save it as UTF-8"),
-    ):
+    told = []
+    for name in ("none", ".", "binary"):
         with pytest.raises(ConfigError) as caught:
             read(tmp_path / name)
-        assert str(caught.value) == f"{tmp_path / name}{words}"
+        told.append(caught.value)
+    aloud(*told)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:

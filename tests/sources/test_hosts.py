@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from preflight.errors import ConfigError
 from preflight.sources import hosts
+from tests.messages.aloud import Aloud
 
 
 def nodes(expression: str) -> list[tuple[str, dict[str, Any]]]:
@@ -46,29 +47,28 @@ def test_the_cluster_is_called_as_it_is_typed() -> None:
     assert len(hosts.read(",".join(f"node{n}" for n in range(99))).cluster.name) == 60
 
 
-BAD = {
-    "": "--hosts: '': a name is empty",
-    "a,,b": "--hosts: 'a,,b': a name is empty",
-    "gpu[01-": "--hosts: 'gpu[01-': a bracket is not closed, or not opened",
-    "gpu[2-1]": "--hosts: 'gpu[2-1]': 2-1 ends before it begins",
-    "gpu[1-1000000]": "--hosts: 'gpu[1-1000000]': stands for more than 10,000 nodes",
-    "a[1-9999],b[1-9]": "--hosts: 'a[1-9999],b[1-9]': stands for more than 10,000 nodes",
-    "a,b,a": "--hosts: 'a,b,a': names 'a' twice",
-    "a,a:22": "--hosts: 'a,a:22': names 'a' twice",
-    "a:99999": "--hosts: 'a:99999': 99999 is not a port (1 to 65535)",
-    "a:0": "--hosts: 'a:0': 0 is not a port (1 to 65535)",
-    "a@b@c": "--hosts: 'a@b@c': 'a@b@c' is not [user@]host[:port]",
-    "[::zz]:22": "--hosts: '[::zz]:22': '::zz' is not an IPv6 address",
-    "-oProxyCommand=x": "--hosts: '-oProxyCommand=x': '-oProxyCommand=x' is not a name "
-    "(letters, digits, dots, dashes, underscores)",
-}
+BAD = [
+    "",
+    "a,,b",
+    "gpu[01-",
+    "gpu[2-1]",
+    "gpu[1-1000000]",
+    "a[1-9999],b[1-9]",
+    "a,b,a",
+    "a,a:22",
+    "a:99999",
+    "a:0",
+    "a@b@c",
+    "[::zz]:22",
+    "-oProxyCommand=x",
+]
 
 
 @pytest.mark.parametrize("expression", BAD)
-def test_what_is_wrong_is_said_in_a_line(expression: str) -> None:
+def test_what_is_wrong_is_said_in_a_line(expression: str, aloud: Aloud) -> None:
     with pytest.raises(ConfigError) as caught:
         hosts.read(expression)
-    assert str(caught.value) == BAD[expression]
+    aloud(caught.value, about=repr(expression))
 
 
 @settings(deadline=None)

@@ -21,6 +21,7 @@ from preflight.transport.known_hosts import (
     host_name,
     same,
 )
+from tests.messages.aloud import Aloud
 from tests.transport.servers import keygen, public
 
 
@@ -110,7 +111,7 @@ def test_names_hashed_by_openssh(file: Path, tmp_path: Path) -> None:
     assert keys("gpu3") == []
 
 
-def test_a_broken_line_costs_only_itself(file: Path) -> None:
+def test_a_broken_line_costs_only_itself(file: Path, aloud: Aloud) -> None:
     good = line("gpu01", ONE).encode()
     bad = [
         b"gpu01",
@@ -126,7 +127,7 @@ def test_a_broken_line_costs_only_itself(file: Path) -> None:
     warnings: list[str] = []
     files = KnownHosts(warnings.append)
     assert [e.where for e in files.lookup([str(file)] * 2, "gpu01").keys] == [f"{file}:13"] * 2
-    assert warnings == [f"{file}:5, {file}:6, {file}:7 and 5 more: not a known_hosts line, ignored"]
+    aloud(*warnings)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -146,10 +147,10 @@ def test_several_files_and_none(tmp_path: Path) -> None:
     assert same(known.keys, ONE) is None
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path, aloud: Aloud) -> None:
     with pytest.raises(ConfigError) as caught:
         KnownHosts(print).file(str(tmp_path))
-    assert str(caught.value) == f"known_hosts: '{tmp_path}' cannot be read: is a directory"
+    aloud(caught.value)
 
 
 def test_append_keeps_every_byte_and_is_seen_at_once(file: Path) -> None:

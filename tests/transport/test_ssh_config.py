@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from preflight.errors import ConfigError
 from preflight.transport.ssh_config import SshConfig, expand
+from tests.messages.aloud import Aloud
 
 Read = Callable[[str], SshConfig]
 
@@ -79,10 +80,10 @@ def test_includes_by_glob_relative_nested_and_conditional(tmp_path: Path, read: 
     assert config.lookup("other") == {"port": ["3"]}
 
 
-def test_an_include_of_itself_ends(tmp_path: Path, read: Read) -> None:
+def test_an_include_of_itself_ends(read: Read, aloud: Aloud) -> None:
     with pytest.raises(ConfigError) as caught:
         read("Include config\n")
-    assert str(caught.value) == f"{tmp_path}/config: Include: more than 16 deep"
+    aloud(caught.value)
 
 
 def test_match_sections(read: Read, warnings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,21 +111,17 @@ def test_match_sections(read: Read, warnings: list[str], monkeypatch: pytest.Mon
 
 
 def test_match_sections_that_are_not_evaluated_are_told(
-    tmp_path: Path, read: Read, warnings: list[str]
+    read: Read, warnings: list[str], aloud: Aloud
 ) -> None:
     config = read('Match host a exec "test -f x"\n  User no\nMatch final all\n  Port 1\n')
     assert config.lookup("a") == {}
-    where, rest = f"{tmp_path}/config", "not evaluated here, its section is ignored"
-    assert warnings == [
-        f"{where}:1: Match exec: {rest}",
-        f"{where}:3: Match final: {rest}",
-    ]
+    aloud(*warnings)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path, aloud: Aloud) -> None:
     with pytest.raises(ConfigError) as caught:
         SshConfig(print, tmp_path)
-    assert str(caught.value) == f"{tmp_path}: cannot be read: is a directory"
+    aloud(caught.value)
 
 
 def test_no_files_at_all(tmp_path: Path) -> None:
