@@ -80,9 +80,12 @@ def main() -> NoReturn:
         sys.exit(group.main(standalone_mode=False) or 0)
     except (click.exceptions.Abort, KeyboardInterrupt):
         leave("interrupted", INTERRUPTED)
-    except click.ClickException as error:
+    except getattr(click.exceptions, "NoArgsIsHelpError", ()) as error:  # click 8.2 and newer
         error.show()
         sys.exit(USAGE)
+    except click.ClickException as error:
+        wording = importlib.import_module("preflight.cli.usage").wording
+        leave(printable(wording(error)), USAGE)
     except PreflightError as error:
         code = USAGE if isinstance(error, ConfigError) else INTERNAL
         leave(f"preflight: {printable(str(error))}", code)

@@ -24,7 +24,7 @@ from preflight.transport.ssh import SshTransport
 def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
     """Refuse what is no number, which is in every range."""
     if math.isnan(value):
-        raise click.BadParameter("nan is not a number of seconds", ctx, param)
+        raise click.BadParameter("nan is not a valid number", ctx, param)
     return value
 
 
