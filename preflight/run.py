@@ -239,9 +239,11 @@ def talk(visit: Visit, transport: Transport, errand: Errand) -> None:
     session = start(visit, errand, None)
     visit.login |= {"reached": True, "hello": session.hello, "psutil": session.psutil}
     visit.login["noise"] = session.noise
-    ask(visit, session, errand.calls, errand)
-    if errand.rooted:
-        as_root(visit, session, errand)
+    if session.hello.get("uid") == 0:
+        ask(visit, session, {**errand.calls, **errand.rooted}, errand)
+    else:
+        ask(visit, session, errand.calls, errand)
+        as_root(visit, errand)
     if any(other.lost for other in visit.sessions[1:]):  # see whether the node is lost with it
         session.clock()
     visit.see_lost()
@@ -267,24 +269,26 @@ def start(visit: Visit, errand: Errand, become: str | None) -> Session:
 
 def ask(visit: Visit, session: Session, calls: Mapping[str, Call], errand: Errand) -> None:
     """Get the answers of all probes; they run side by side on the node."""
-    asked = {key: session.ask(*call, timeout_s=errand.limits[key]) for key, call in calls.items()}
+    limits_s = [errand.limits[key] for key in calls]
+    asked = dict(zip(calls, session.ask_all(list(calls.values()), limits_s), strict=True))
     visit.asked |= asked
     visit.replies |= {key: session.answer(pending) for key, pending in asked.items()}
 
 
-def as_root(visit: Visit, session: Session, errand: Errand) -> None:
+def as_root(visit: Visit, errand: Errand) -> None:
     """Get the answers of probes that need root, by a second agent under sudo if allowed."""
     why = NEEDS_ROOT
-    if session.hello.get("uid") != 0 and visit.spec.ssh.become:
+    if errand.rooted and visit.spec.ssh.become:
         try:
             session = start(visit, errand, visit.spec.ssh.become)
         except (TransportError, AgentError) as error:
             why = f"{NEEDS_ROOT}: {error.message}"
-    if session.hello.get("uid") == 0:
-        ask(visit, session, errand.rooted, errand)
-    else:
-        problem = Reply(None, {"kind": "needs_root", "message": why})
-        visit.replies |= dict.fromkeys(errand.rooted, problem)
+        else:
+            if session.hello.get("uid") == 0:
+                ask(visit, session, errand.rooted, errand)
+                return
+    problem = Reply(None, {"kind": "needs_root", "message": why})
+    visit.replies |= dict.fromkeys(errand.rooted, problem)
 
 
 def fact(reply: Reply) -> dict[str, Any]:

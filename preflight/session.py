@@ -164,21 +164,34 @@ class Session:
         opened: bool = False,
     ) -> Pending:
         """Send a request and do not wait; `answer` does."""
+        return self.ask_all([(module, function, args)], [timeout_s], opened)[0]
+
+    def ask_all(
+        self,
+        calls: Sequence[tuple[str, str, Sequence[Any]]],
+        limits_s: Sequence[float],
+        opened: bool = False,
+    ) -> list[Pending]:
+        """Send several requests at once: each packet costs more than a request."""
         left = self._deadline - time.monotonic()
-        pending = Pending(next(self._ids), min(timeout_s, left), left < timeout_s)
-        frame = {"id": pending.number, "module": module, "function": function, "args": list(args)}
-        frame["timeout_s"] = pending.timeout_s
-        if opened:
-            frame["open"] = True
+        asked, frames = [], []
+        for (module, function, args), limit_s in zip(calls, limits_s, strict=True):
+            pending = Pending(next(self._ids), min(limit_s, left), left < limit_s)
+            frame = {"id": pending.number, "module": module, "function": function}
+            frame |= {"args": list(args), "timeout_s": pending.timeout_s}
+            asked.append(pending)
+            frames.append(frame | {"open": True} if opened else frame)
         with self._news:
             if self._lost:
-                pending.put(lost_problem(self._lost))
+                for pending in asked:
+                    pending.put(lost_problem(self._lost))
             else:
-                self._pending[pending.number] = pending
-        if left > 0 and pending.frame is None:
-            self._send(frame, pending)
-        pending.sent(self._deadline)
-        return pending
+                self._pending |= {pending.number: pending for pending in asked}
+        if left > 0 and not self._lost:
+            self._send(frames, asked)
+        for pending in asked:
+            pending.sent(self._deadline)
+        return asked
 
     def answer(self, pending: Pending) -> Reply:
         """Wait for the answer of an asked call; never raises."""
@@ -200,7 +213,7 @@ class Session:
     def stop(self, pending: Pending) -> Reply:
         """End an open call and return its answer."""
         if pending.frame is None:
-            self._send({"id": pending.number, "stop": True}, pending)
+            self._send([{"id": pending.number, "stop": True}], [pending])
         pending.sent(self._deadline)
         return self.answer(pending)
 
@@ -266,11 +279,14 @@ class Session:
             self._pending.clear()
             self._news.notify_all()
 
-    def _send(self, frame: Mapping[str, Any], pending: Pending) -> None:
-        pending.sent_at = now()
+    def _send(self, frames: Sequence[Mapping[str, Any]], asked: Sequence[Pending]) -> None:
+        data = b"".join(map(wire.encode, frames))
+        for pending in asked:
+            pending.sent_at = now()
         try:
             with self._sending:  # a frame that is larger than a window goes in parts
-                self._stream.send(wire.encode(frame), pending.timeout_s + SLACK_S)
+                limit_s = max((pending.timeout_s for pending in asked), default=0) + SLACK_S
+                self._stream.send(data, limit_s)
         except TransportError as error:
             if error.kind != "silent":
                 self._reader.join(SLACK_S)  # it meets the end too, and knows more of it

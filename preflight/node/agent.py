@@ -92,7 +92,7 @@ class Agent:
         self.calls: dict[int, Call] = {}
         self.heard: dict[int, Call] = {}
         self.used: dict[str, float] = {}
-        self.tail = b""
+        self.tail = self.out = b""
         self.poller = select.poll()
         self.woken, self.waker = os.pipe()
 
@@ -112,6 +112,7 @@ class Agent:
             self.poller.register(fd, select.POLLIN)
         try:
             self.say({"hello": hello()})
+            self.flush()
             self.prepare()
             while self.turn():
                 pass
@@ -130,16 +131,22 @@ class Agent:
                     importlib.import_module(name)
 
     def say(self, frame: Mapping[str, Any]) -> None:
-        """Write one frame."""
+        """Write one frame, when this turn is over."""
         self.forward(encode(frame))
 
     def forward(self, line: bytes) -> None:
-        """Write one encoded frame; it begins a line even after half a line of noise."""
+        """Add an encoded frame to what is written next; it begins a line even after noise."""
+        self.out += b"\n" + self.tag + line
+
+    def flush(self) -> None:
+        """Write what has been said since the last time: a packet costs more than a frame."""
+        out, self.out = self.out, b""
         with contextlib.suppress(OSError):  # the controller is gone: end of stdin follows
-            write_all(1, b"\n" + self.tag + line)
+            write_all(1, out)
 
     def turn(self) -> bool:
         """Wait for the next thing to happen and deal with it; False when stdin has ended."""
+        self.flush()
         for fd, _ in self.poller.poll(self.patience_ms()):
             if fd in self.heard:
                 self.hear(self.heard[fd])
@@ -299,6 +306,7 @@ class Agent:
         """Leave nothing behind: children, and what they left to us as subreaper."""
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
+        self.flush()
         for call in self.calls.values():
             call.kill()
         self.calls.clear()
