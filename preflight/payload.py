@@ -156,7 +156,7 @@ class Payload:
                 raise LookupError(module)
             wanted.add(f"{module}.*")
         sources = trimmed(lambda word: checks.get(word) or ours(word), wanted)
-        self.blob = zlib.compress(json.dumps(sources).encode(), 9)
+        self.blob = zlib.compress(json.dumps(sources).encode())
         text = "".join(sources.values())
         calls = set(re.findall(r"\.(\w+)\(", text))
         self.wants_psutil, self.wants_nvml = bool(calls & {"psutil", "process"}), "nvml" in calls
@@ -193,4 +193,4 @@ class Payload:
 
 def pack(data: bytes) -> str:
     """Return bytes as they travel in a frame; `preflight.node.agent.unpack` undoes it."""
-    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(data)).decode("ascii")

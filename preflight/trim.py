@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ IMPORTS = (ast.Import, ast.ImportFrom)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NAMED = (*FUNCTIONS, ast.ClassDef)
 SCOPES = (*NAMED, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-NOTES = ("annotation", "returns")
+NOTES: tuple[str, ...] = ("annotation", "returns")
 """Fields of a syntax tree that are not evaluated after `from __future__ import annotations`."""
 
 
@@ -146,30 +146,27 @@ def looked_up(
     todo = [(node, True) for node in nodes]
     while todo:
         node, direct = todo.pop()
+        skipped = NOTES if lazy else ()
         if isinstance(node, ast.Name):
             (own if direct and isinstance(node.ctx, ast.Store) else names).add(node.id)
-        elif isinstance(node, ast.Global):
-            shared.update(node.names)
-        elif isinstance(node, FUNCTIONS):
+            continue
+        if isinstance(node, FUNCTIONS):
             inner = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
             names |= looked_up(node.body, module, lazy, words, inner) - inner
+            skipped = ("body", *skipped)
+        elif isinstance(node, ast.Global):
+            shared.update(node.names)
         else:
             words.update(words_of(node, module))
-        skipped = ("body",) if isinstance(node, FUNCTIONS) else ()
         direct = direct and not isinstance(node, SCOPES)
-        todo += [(one, direct) for one in children(node, lazy, skipped)]
+        for field in node._fields:
+            value = None if field in skipped else getattr(node, field, None)
+            if isinstance(value, ast.AST):
+                todo.append((value, direct))
+            elif isinstance(value, list):
+                todo += [(one, direct) for one in value if isinstance(one, ast.AST)]
     own -= shared
     return names | shared
-
-
-def children(node: ast.AST, lazy: bool, skipped: Container[str]) -> Iterator[ast.AST]:
-    """Yield what is directly inside a node, but not in some of its fields."""
-    for field in node._fields:
-        if field not in skipped and not (lazy and field in NOTES):
-            value = getattr(node, field, None)
-            for one in value if isinstance(value, list) else (value,):
-                if isinstance(one, ast.AST):
-                    yield one
 
 
 def words_of(node: ast.AST, module: str) -> Iterable[str]:

@@ -677,4 +677,4 @@ def test_shared_modules_are_imported_once() -> None:
 
 def test_packed_library_is_compressed() -> None:
     assert len(pack(bytes(100_000))) < 1000
-    assert base64.b64decode(pack(b"x")).startswith(b"x\xda")
+    assert zlib.decompress(base64.b64decode(pack(b"x"))) == b"x"

@@ -31,7 +31,7 @@ TORCH_NCCL = ("libtorch_cuda.so", "libtorch_cuda_cpp.so")
 SEGMENT = "<IIQQQQQQ"
 """Elf64_Phdr: type, flags, offset, address, (physical), size in the file, ... ; elf(5)."""
 LOAD, DYNAMIC = 1, 2
-ARCHITECTURES = re.compile(rb"\0((?:sm|compute)_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)(?=\0)")
+ARCHITECTURES = rb"\0((?:sm|compute)_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)(?=\0)"
 LONGEST_ARCHITECTURES = 1024
 """Far more than the list of any build has, in bytes."""
 WHEEL = "nvidia/nccl/lib/libnccl.so.2"
@@ -134,7 +134,7 @@ def architectures(folder: str) -> list[str]:
         at = data.find(b"sm_")
         while at >= 0:
             around = data[max(0, at - LONGEST_ARCHITECTURES) : at + LONGEST_ARCHITECTURES]
-            found.update(ARCHITECTURES.findall(around))
+            found.update(re.findall(ARCHITECTURES, around))
             at = data.find(b"sm_", at + 1)
     return found.pop().decode().split() if len(found) == 1 else []
 

@@ -7,7 +7,6 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import enum
 import errno
@@ -35,6 +34,7 @@ GONE = (errno.ENOENT, errno.ENOTDIR)
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Searched after PATH: an ordinary user's non-login PATH often lacks the sbin folders."""
 NVML = "libnvidia-ml.so.1"
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 LIMITS = {
@@ -336,8 +336,8 @@ def text(data: bytes) -> str:
 
 def prctl(option: int, value: int) -> None:
     """Tell the kernel something about this process; no matter where there is no such call."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    if PRCTL:
+        PRCTL(option, value, 0, 0, 0)
 
 
 def die_with(parent: int) -> None:

@@ -114,10 +114,10 @@ def test_visits(recorder: Recorder, tmp_path: Path) -> None:
 
 def test_what_could_not_be_seen_is_recorded(recorder: Recorder) -> None:
     with pytest.raises(Unobservable) as first:
-        recorder.psutil("cpu_count")
+        recorder.read("/proc/self/mem")
     with pytest.raises(Unobservable) as again:
-        Replay(recorder.fresh).psutil("cpu_count")
-    assert str(first.value) == str(again.value) == "psutil: no build of it loads on this node"
+        Replay(recorder.fresh).read("/proc/self/mem")
+    assert str(first.value) == str(again.value) == "/proc/self/mem: Input/output error"
     with pytest.raises(Absent, match=r"^no program 'no-such'$"):
         recorder.run(["no-such"])
     assert recorder.fresh["run"] == {"no-such": {"absent": "no program 'no-such'"}}
