@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
