@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,8 @@ class Catalog(Mapping[str, Loaded]):
             return found
         known = [*self, *dict.fromkeys(one.group for one in self.values())]
         near = difflib.get_close_matches(word, known, 1)
-        more = f"did you mean {near[0]!r}?" if near else "`preflight checks` lists them"
-        raise ConfigError(f"{option}: there is no check or group {word!r}, {more}")
+        more = f", did you mean {near[0]!r}?" if near else "; `preflight checks` lists them"
+        raise ConfigError(f"{option}: there is no check or group {word!r}{more}")
 
     def select(self, only: Sequence[str], level: str) -> list[Loaded]:
         """Return the checks of a run. `--only` a check's own id overrules the level.
@@ -155,14 +156,18 @@ def load(dirs: Sequence[Path] = ()) -> Catalog:
         for path in files(folder):
             one = load_file(path)
             if one.id in found:
-                raise ConfigError(f"{path}: the id {one.id} is taken by {found[one.id].path}")
+                raise ConfigError(
+                    f"{path}: the id {one.id} is taken by {found[one.id].path}; rename one"
+                )
             found[one.id] = one
     claimed: dict[str, Loaded] = {}
     for one in found.values():
         for expect in one.check.expects:
             if claimed.setdefault(expect.key, one) is not one:
                 other = claimed[expect.key].path
-                raise ConfigError(f"{one.path}: expect.{expect.key} is claimed by {other} too")
+                raise ConfigError(
+                    f"{one.path}: expect.{expect.key} is declared by {other} too; rename one"
+                )
     see_no_circle(found)
     return Catalog(found.values())
 
@@ -174,10 +179,14 @@ def files(folder: Path) -> list[Path]:
         ConfigError: there is none: whoever named it believes that it is checked.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder of checks")
+        raise ConfigError(
+            f"{folder}: there is no such folder of checks; see --checks and checks.dirs"
+        )
     found = sorted(folder.glob("*/*.py"))
     if not found:
-        raise ConfigError(f"{folder}: no check in it; a check is a file like network/mtu.py there")
+        raise ConfigError(
+            f"{folder}: has no check in it; a check is a file like network/mtu.py there"
+        )
     return found
 
 
@@ -190,7 +199,9 @@ def see_no_circle(found: Mapping[str, Loaded]) -> None:
     except graphlib.CycleError as error:
         circle = " -> ".join(error.args[1])
         path = found[next(i for i in error.args[1] if i in found)].path
-        raise ConfigError(f"{path}: checks explain each other in a circle: {circle}") from error
+        raise ConfigError(
+            f"{path}: checks explain each other in a circle, {circle}; take one out of explains="
+        ) from error
 
 
 def plugin_folders() -> Iterator[Path]:
@@ -209,7 +220,9 @@ def load_file(path: Path) -> Loaded:
     """
     group, name = path.parent.name, path.stem
     if not (NAME.fullmatch(group) and NAME.fullmatch(name)):
-        raise ConfigError(f"{path}: folder and file names must be like network/mtu.py")
+        raise ConfigError(
+            f"{path}: folder and file must be named like network/mtu.py: small letters, digits, _"
+        )
     check_id = f"{group}.{name}"
     spec = importlib.util.spec_from_file_location(f"{MODULES}.{check_id}", path)
     if spec is None or spec.loader is None:
@@ -219,14 +232,34 @@ def load_file(path: Path) -> Loaded:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # foreign code: whatever it raises is its row
-        line = f":{n}" if (n := getattr(error, "lineno", None)) else ""
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path}{line}: does not import: {what}") from error
+        raise ConfigError(
+            f"{path}:{line_of(error, path)}: does not import: {words_of(error)}"
+        ) from error
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):
-        raise ConfigError(f"{path}: has no CHECK = Check(...)")
+        raise ConfigError(f"{path}: has no line CHECK = Check(...)")
     validate(path, check)
     return Loaded(check_id, path, path.read_text(), check, manual(path, module.__doc__ or ""))
+
+
+def line_of(error: BaseException, path: Path) -> int:
+    """Return the line of a check file that an error comes from."""
+    if isinstance(error, SyntaxError):
+        return error.lineno or 1
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((one.lineno or 1 for one in reversed(frames) if one.filename == str(path)), 1)
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an error says, without Python's names for kinds of errors where it says much."""
+    if isinstance(error, SyntaxError):
+        return f"not Python: {error.msg}"
+    if isinstance(error, SystemExit):
+        return "it exits; remove that"
+    if isinstance(error, KeyError):
+        return f"there is no key {error}"
+    text = str(error) or type(error).__name__
+    return text[0].lower() + text[1:]
 
 
 def validate(path: Path, check: Check[Any]) -> None:
@@ -236,9 +269,9 @@ def validate(path: Path, check: Check[Any]) -> None:
     if (check.judge is None) == (check.compare is None):
         raise ConfigError(f"{path}: CHECK needs exactly one of judge= and compare=")
     if check.level not in LEVELS:
-        raise ConfigError(f"{path}: level is {check.level!r}, not one of {', '.join(LEVELS)}")
+        raise ConfigError(f"{path}: level {check.level!r} is not one of {', '.join(LEVELS)}")
     if check.timeout_s <= 0:
-        raise ConfigError(f"{path}: timeout_s is {check.timeout_s!r}, not above 0")
+        raise ConfigError(f"{path}: timeout_s {check.timeout_s!r} is too small, it must be above 0")
 
 
 def manual(path: Path, docstring: str) -> Manual:
@@ -252,5 +285,7 @@ def manual(path: Path, docstring: str) -> Manual:
     parts = {name: re.sub(r"\n {4}", "\n", found.get(name, "").rstrip()) for name in PARTS}
     for name, text in {"claim in the first line": claim, **parts}.items():
         if not text.strip():
-            raise ConfigError(f"{path}: the docstring lacks its part {name!r}")
+            raise ConfigError(
+                f"{path}: the docstring lacks the part {name!r}; see preflight explain network.mtu"
+            )
     return Manual(claim.rstrip("."), *(parts[name] for name in PARTS))

@@ -75,7 +75,7 @@ class Container(Model):
     @model_validator(mode="after")
     def _either(self) -> Container:
         if (self.image is None) == (self.name is None):
-            raise ValueError("give either image, or name of a running one")
+            raise ValueError("give either its image, or the name of one that runs")
         return self
 
 
@@ -221,7 +221,7 @@ def load_text(text: str, source: str, expects: Sequence[Expect] = ()) -> Cluster
     """
     document = parse(text, source)
     if not isinstance(document.value, dict):
-        document.blame((), "an inventory is a mapping; begin with 'nodes:'")
+        document.blame((), "an inventory is keys with values; begin with a line 'nodes:'")
         document.refuse_problems()
     _unify(document.value, document.written)
     file = validated(document, _file_model(expects))
@@ -328,12 +328,14 @@ def _nodes(file: File, document: Document) -> dict[str, NodeSpec]:
         ssh = SshSettings(**(shared | _settings(entry.ssh, (*where, "ssh"), document)))
         for name in _names(entry, where, document):
             if name in nodes:
-                document.blame(where, f"{name!r} is named before, on line {lines[name]}")
+                document.blame(
+                    where, f"{name!r} is there already, on line {lines[name]}; remove one"
+                )
                 break
             nodes[name] = entry.model_copy(update={"name": name, "ssh": ssh})
             lines[name] = document.line(where)
         if len(nodes) > MAX_NODES:
-            document.blame(where, f"more than {MAX_NODES:,} nodes up to here")
+            document.blame(where, f"more than {MAX_NODES:,} nodes up to here, which is the most")
             break
     return nodes
 
@@ -344,7 +346,7 @@ def _names(entry: NodeSpec, where: Where, document: Document) -> tuple[str, ...]
             document.blame((*where, "address"), problem)
         if is_range(entry.name):
             document.blame(
-                (*where, "address"), "one address for several nodes; write each by itself"
+                (*where, "address"), "is one address for several nodes; write each node by itself"
             )
     try:
         return names(entry.name)
@@ -377,9 +379,10 @@ def _found(
                 where, f"there is no {'folder' if folder else 'file'} {shown(str(path))}"
             )
     except OSError as error:
-        document.blame(where, f"{shown(str(path))}: {str(error.strerror).lower()}")
-    except RuntimeError as error:  # a home that cannot be determined
-        document.blame(where, f"{shown(str(path))}: {str(error).lower().rstrip('.')}")
+        why = str(error.strerror).lower()
+        document.blame(where, f"{shown(str(path))} cannot be read: {why}")
+    except RuntimeError:  # a home that cannot be determined
+        document.blame(where, f"{shown(str(path))}: there is no such home folder")
     return path
 
 
@@ -388,7 +391,8 @@ def _check_launch(launch: Launch, document: Document, nodes: Collection[str]) ->
     for name in launch.env:
         if not _VARIABLE.fullmatch(name):
             document.blame(
-                ("launch", "env", name), "is no name of a variable (letters, digits, underscores)"
+                ("launch", "env", name),
+                "is not the name of a variable (letters, digits, underscores)",
             )
 
 

@@ -35,13 +35,13 @@ def old_python(python: str | None, executable: str, version: str) -> AgentError:
         return AgentError(
             "old python",
             f"ssh.python is {python!r}: {executable} is Python {version}, "
-            f"and the agent needs {MINIMUM} or newer",
+            f"and preflight needs {MINIMUM} or newer there",
             f"name a Python {MINIMUM} or newer in the inventory: ssh.python; "
             "or leave it out, then PATH is searched for one",
         )
     return AgentError(
         "old python",
-        f"{executable} is Python {version}, and there is no Python >= {MINIMUM} on PATH",
+        f"{executable} is Python {version}, and there is no Python {MINIMUM} or newer on PATH",
         f"install Python {MINIMUM} or newer, or name one in the inventory: ssh.python",
     )
 
@@ -51,12 +51,12 @@ def no_python(python: str | None) -> AgentError:
     if python:
         return AgentError(
             "no python",
-            f"ssh.python is {python!r}: there is no such program that may be run",
+            f"ssh.python is {python!r}: there is no such program, or it may not be run",
             "correct ssh.python in the inventory; or leave it out, then PATH is searched for one",
         )
     return AgentError(
         "no python",
-        "there is no python3 on the PATH of the non-login shell",
+        "there is no python3 on PATH, as a login that runs one command has it",
         "install python3, or name the interpreter in the inventory: ssh.python",
     )
 

@@ -50,7 +50,7 @@ def names(expression: str) -> tuple[str, ...]:
     for piece in pieces(expression):
         parts = _parts(piece)
         if len(found) + math.prod(map(_count, parts)) > MAX_NODES:
-            raise ValueError(f"stands for more than {MAX_NODES:,} nodes")
+            raise ValueError(f"stands for more than {MAX_NODES:,} nodes, which is the most")
         for name in map("".join, itertools.product(*map(_words, parts))):
             if problem := address_problem(name):
                 raise ValueError(problem)
@@ -71,7 +71,7 @@ def address_problem(name: str) -> str | None:
     if re.fullmatch(r"[^:]+:[0-9]+", name):
         return f"{shown(name)}: a port goes under ssh: {{port: ...}}"
     if name.startswith("@"):
-        return f"{shown(name)} is a group; groups are not known here, write names or ranges"
+        return f"{shown(name)} is a group, and groups are not known here; write names or ranges"
     return f"{shown(name)} is not a name (letters, digits, dots, dashes, underscores)"
 
 
@@ -99,8 +99,8 @@ def pieces(expression: str) -> list[str]:
     if ",".join(found) == expression and found:
         return [piece.strip() for piece in found]
     if not re.fullmatch(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*", expression):
-        raise ValueError("a bracket is not closed, or not opened")
-    raise ValueError("a name is empty")
+        raise ValueError("brackets do not pair; write a range like gpu[01-07]")
+    raise ValueError("a name is missing at a comma" if "," in expression else "names no node")
 
 
 class _Numbers(NamedTuple):
@@ -124,10 +124,10 @@ def _parts(piece: str) -> list[str | list[_Numbers]]:
 def _numbers(text: str) -> _Numbers:
     found = _RANGE.fullmatch(text)
     if not found:
-        raise ValueError(f"{shown(text)} in brackets is not a number or a range like 01-07")
+        raise ValueError(f"{shown(text)} in brackets is not a number, nor a range like 01-07")
     low, high = found["low"], found["high"] or found["low"]
     if int(high) < int(low):
-        raise ValueError(f"{text} ends before it begins")
+        raise ValueError(f"{shown(text)} ends before it begins; swap the numbers")
     return _Numbers(len(low), range(int(low), int(high) + 1, int(found["step"] or 1)))
 
 

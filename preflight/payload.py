@@ -88,7 +88,9 @@ def quote(word: str) -> str:
         ConfigError: there is no such spelling.
     """
     if set(word) & set("'\\!\n"):
-        raise ConfigError(f"ssh.python: {word!r} cannot be passed to every login shell")
+        raise ConfigError(
+            f"ssh.python: {word!r} has a character that not every login shell passes on"
+        )
     return f"'{word}'"
 
 

@@ -18,6 +18,7 @@ from preflight.payload import Payload
 from preflight.run import NEEDS_ROOT, plan_errand
 from preflight.session import Session
 from preflight.transport import Transport
+from preflight.wording import first_problem, json_problem
 from preflight.yaml_lines import read_text
 
 RECORDER = "preflight.node.recorder"
@@ -96,11 +97,8 @@ def wording(error: ValidationError) -> str:
     """Return what is wrong first."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return "is cut off, or is no JSON: " + str(first["ctx"]["error"])
-    # pydantic adds which kind of answer it had in mind
-    where = ".".join(map(str, first["loc"][:3]))
-    said = first["msg"][0].lower() + first["msg"][1:]
-    return "is no recording: " + ": ".join(filter(None, (where, said)))
+        return f"is cut off, or not JSON: {json_problem(str(first['ctx']['error']))}"
+    return f"is not a recording: {first_problem(error, most=3)}; `preflight record` writes one"
 
 
 @dataclasses.dataclass

@@ -300,7 +300,10 @@ class Session:
         if isinstance(loaded.value, dict):
             return str(loaded.value.get("psutil"))
         why = (loaded.problem or {}).get("message", "no words")
-        raise AgentError("no agent", f"the agent did not take its modules: {why}")
+        message = f"the agent did not take its modules: {why}"
+        raise AgentError(
+            "no agent", message, "see the memory limits of the account there: ulimit -a"
+        )
 
     def _hello(self, pending: Pending) -> dict[str, Any]:
         self._wait(pending, lambda: pending.frame)
@@ -328,7 +331,7 @@ class Session:
                 for frame in self._decoder.feed(data):
                     self._deliver(frame)
         except wire.Flood:
-            kind, hint = "flood", ""
+            kind, hint = "flood", "see what the login shell's start files print: ssh NODE true"
             why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB"
             self._stream.close()
         except TransportError as error:

@@ -18,19 +18,22 @@ _WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "float_parsing": "a number",
+    "int_parsing": "a whole number",
     "list_type": "a list",
     "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
+    "dict_type": "a mapping (key: value)",
+    "model_type": "a mapping (key: value)",
 }
 _BROKEN: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "date_type": lambda value, _: f"{value} is not a date; write it as 2026-12-31",
-    "greater_than": lambda value, than: f"{value} is not more than {than['gt']:g}",
-    "greater_than_equal": lambda value, than: f"{value} is less than {than['ge']:g}",
-    "less_than_equal": lambda value, than: f"{value} is more than {than['le']:g}",
+    "greater_than": lambda value, than: f"{value} is too small, it must be above {than['gt']:g}",
+    "greater_than_equal": lambda value, than: f"{value} is too small, {than['ge']:g} is the least",
+    "less_than_equal": lambda value, than: f"{value} is too large, {than['le']:g} is the most",
     "literal_error": lambda value, one: f"{value} is not {one['expected']}",
-    "string_too_short": lambda *_: "is empty; give a value, or leave the key out",
-    "too_short": lambda *_: "is empty; it needs at least one",
+    "string_too_short": lambda *_: "is empty; give a value, or remove the key",
+    "too_short": lambda *_: "is empty; give at least one",
     "value_error": lambda _, why: str(why["error"]),
 }
 _YES_NO = {"yes": "true", "on": "true", "no": "false", "off": "false"}
@@ -58,19 +61,32 @@ def validated(document: Document, model: type[M]) -> M:
     return found
 
 
-def first_problem(error: ValidationError, around: Where = ()) -> str:
+def json_problem(said: str) -> str:
+    """Return where JSON ends or breaks, from what pydantic says of it."""
+    what, at, where = said.rpartition(" at line ")
+    line, _, column = where.partition(" column ")
+    if not at:
+        return said
+    if what.startswith("EOF"):
+        return f"it ends too early, in line {line} at column {column}"
+    return f"line {line}, column {column} cannot be read"
+
+
+def first_problem(error: ValidationError, around: Where = (), most: int | None = None) -> str:
     """Return what is wrong first with a value that nobody wrote by hand, and where it is.
 
     Args:
         error: of its validation.
         around: the way to the value, where it is a part of another.
+        most: how many words of the way are said; pydantic adds which kind it had in mind.
     """
     detail = error.errors(include_url=False)[0]
-    where, words = (*around, *detail["loc"]), _words(detail, None)
+    where, words = (*around, *detail["loc"][:most]), _words(detail, None)
     if detail["type"] == "missing":
-        where, words = where[:-1], f"{where[-1]!r} is missing"
+        where, words = where[:-1], f"the key {where[-1]!r} is missing"
     elif detail["type"] == "extra_forbidden":
         words = "unknown key"
+    words = words.partition("; ")[0]  # advice is for those who wrote it
     return ": ".join(filter(None, (".".join(map(str, where)), words)))
 
 
@@ -83,9 +99,9 @@ def _blame_all(document: Document, model: type[BaseModel], error: ValidationErro
             continue
         blamed.add(where)
         if detail["type"] == "missing" and where in document.empty:
-            document.blame(where, "has no value")
+            document.blame(where, "has no value; give one")
         elif detail["type"] == "missing":
-            document.blame(where[:-1], f"{where[-1]!r} is missing")
+            document.blame(where[:-1], f"the key {where[-1]!r} is missing; add it")
         elif detail["type"] == "extra_forbidden":
             document.blame(where, _unknown_key(model, where))
         else:
@@ -96,18 +112,18 @@ def _blame_all(document: Document, model: type[BaseModel], error: ValidationErro
 def _blame_empty(document: Document, model: type[BaseModel], blamed: set[Where]) -> None:
     for where in document.empty:
         if where not in blamed and not _is_section(_annotation(model, where)):
-            document.blame(where, "has no value; give one, or leave the key out")
+            document.blame(where, "has no value; give one, or remove it")
 
 
 def _words(detail: ErrorDetails, written: str | None) -> str:
     kind, value = detail["type"], detail["input"]
     if value is None:
-        return "has no value; give one, or leave the key out"
+        return "has no value; give one, or remove it"
     value_words = shortened(written) if written else shown(value)
     if kind in _BROKEN:
         return _BROKEN[kind](value_words, detail.get("ctx", {}))
     if kind not in _WANTED:
-        return f"{value_words}: {detail['msg'].lower()}"
+        return f"{value_words}: {detail['msg'].lower().replace('input should be', 'it must be')}"
     wanted = _WANTED[kind]
     if isinstance(value, float) and wanted == "a whole number":
         return f"{value_words} is not a whole number"
@@ -118,7 +134,12 @@ def _words(detail: ErrorDetails, written: str | None) -> str:
 
 
 def _kind(value: object) -> str:
-    for kind, words in ((bool, "a boolean"), (str, "text"), (list, "a list"), (dict, "a mapping")):
+    for kind, words in (
+        (bool, "a yes/no value"),
+        (str, "text"),
+        (list, "a list"),
+        (dict, "a mapping"),
+    ):
         if isinstance(value, kind):
             return words
     return "a number"

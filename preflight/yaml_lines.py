@@ -34,6 +34,23 @@ NEAR = 0.7
 Where = tuple[str | int, ...]
 """The way to a value from the top: keys, and places in lists."""
 
+_PARSER = (
+    (
+        r"undefined alias '(.*)'",
+        "there is no '&{0}' for '*{0}'; put text that begins with * in quotes",
+    ),
+    (r"expected ',' or '([\]}])'", "a bracket of line {above} is not closed by '{0}'"),
+    (r"end of stream", "a quote of line {above} is not closed"),
+    (r"found character '(.*)' that cannot start", "'{0}' cannot begin a value; put it in quotes"),
+    (r"expected the node content, but found '(.*)'", "a value is missing before '{0}'"),
+    (r"alphabetic or numeric", "'*' or '&' begins no value; put it in quotes"),
+    (r"could not find expected ':'", "a ':' is missing after the key of line {above}"),
+    (
+        r"unknown escape character '(.*)'",
+        "'\\{0}' means nothing in these quotes; use single quotes",
+    ),
+)
+"""What PyYAML says, as patterns, and what it means."""
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_.:,/\[\]-]+")
 # NUL and its like are in no name or path; a lone surrogate is not even text
@@ -143,7 +160,9 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _error(
-            str(path), line, f"byte 0x{data[error.start]:02x} is not UTF-8; save it as UTF-8"
+            str(path),
+            line,
+            f"byte 0x{data[error.start]:02x} is not UTF-8 text; save the file as UTF-8",
         ) from error
 
 
@@ -162,11 +181,11 @@ def parse(text: str, source: str) -> Document:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         character = f"character U+{ord(text[error.position]):04X}"
-        raise _error(source, line, f"{character} is not allowed in YAML") from error
+        raise _error(source, line, f"{character} is not allowed in YAML; remove it") from error
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(error, text, source) from error
     if root is None:
-        raise _error(source, None, "is empty; it needs at least 'nodes:'")
+        raise _error(source, None, "is empty; begin with a line 'nodes:'")
     document.value = _Reader(document, loader).read(root, ())
     return document
 
@@ -254,7 +273,7 @@ class _Reader:
         return found
 
     def twice(self, where: Where, line: int) -> None:
-        message = f"written twice, first on line {self.document.lines[where]}"
+        message = f"is there twice, first on line {self.document.lines[where]}; remove one"
         self.document.problems.append(Problem(line, where, message))
 
     def scalar(self, node: yaml.ScalarNode, where: Where) -> Any:
@@ -270,7 +289,9 @@ class _Reader:
             return number
         if kind == "str":
             if bad := _UNWELCOME.search(text):
-                self.document.blame(where, f"holds the unprintable character U+{ord(bad[0]):04X}")
+                self.document.blame(
+                    where, f"has the unprintable character U+{ord(bad[0]):04X}; remove it"
+                )
             return _UNWELCOME.sub("?", text)
         return None if kind == "null" else text.lower() == "true"
 
@@ -310,7 +331,7 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, source: str) -> Config
     if isinstance(error, _PastCap):
         message = words
     elif "another document" in words:
-        message = "a second document begins here; an inventory is one"
+        message = "a second document begins here, only one is read; remove the line '---'"
     elif re.match(r" *\t", (text.splitlines() + [""] * line)[line - 1]):
         message = "indented with a tab; use spaces"
     elif words.startswith("mapping values"):
@@ -318,6 +339,13 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, source: str) -> Config
     elif words.startswith("expected <block end>"):
         message = f"not valid YAML: this does not continue line {above}; check its indentation"
     else:
-        message = f"not valid YAML: {words}"
-        message += f", {error.context} from line {above}" if above else ""
+        message = f"not valid YAML: {_plain_words(words, above)}"
     return _error(source, line, message)
+
+
+def _plain_words(words: str, above: int | None) -> str:
+    """Return the parser's words as somebody says them who wrote the file."""
+    for pattern, meaning in _PARSER:
+        if match := re.search(pattern, words):
+            return meaning.format(*match.groups(), above=above)
+    return words

@@ -23,6 +23,7 @@ from preflight.payload import Payload
 from preflight.session import Running, Session, life_s, reply
 from preflight.transport import LoginFacts, Stream
 from preflight.transport.loopback import LocalConnection, LocalStream
+from tests.messages.aloud import Aloud
 
 HELLO = {"hello": {"python": "3.11.2", "executable": "/usr/bin/python3", "system": "linux"}}
 
@@ -196,80 +197,34 @@ def test_an_agent_that_falls_silent(start: Start) -> None:
     }
 
 
-def test_silent_at_start() -> None:
-    error = refused("hear()", 0.2)
-    assert error.kind == "no agent"
-    assert error.message == (
-        "the login worked, but the agent did not start: no answer 0.2 s after the command was sent"
-    )
-    assert error.hint == (
-        "see what the login shell's start files do: ssh NODE true must print nothing"
-    )
+def test_silent_at_start(aloud: Aloud) -> None:
+    aloud(refused("hear()", 0.2))
 
 
-SHELL_HINT = (
-    "see the account's login shell, getent passwd USER there: "
-    "nologin, false and restricted shells run no commands"
-)
-START_HINT = "see what the login shell's start files do: ssh NODE true must print nothing"
+STARTS = {
+    "nologin": "out('This account is currently not available.\\n'); sys.exit(1)",
+    "false": "sys.exit(1)",
+    "rbash": "sys.exit('rbash: line 1: exec: restricted')",
+    "other": "out('hi\\n'); sys.exit('bye')",
+}
 
 
-@pytest.mark.parametrize(
-    ("script", "said", "hint"),
-    [
-        (
-            "out('This account is currently not available.\\n'); sys.exit(1)",
-            "; the node said: This account is currently not available.",
-            SHELL_HINT,
-        ),
-        ("sys.exit(1)", "", SHELL_HINT),
-        (
-            "sys.exit('rbash: line 1: exec: restricted')",
-            "; the node said: rbash: line 1: exec: restricted",
-            SHELL_HINT,
-        ),
-        ("out('hi\\n'); sys.exit('bye')", "; the node said: bye; hi", START_HINT),
-    ],
-    ids=["nologin", "false", "rbash", "other"],
-)
-def test_ended_at_start(script: str, said: str, hint: str) -> None:
-    error = refused(script)
-    assert (error.kind, error.hint) == ("no agent", hint)
-    assert error.message == f"the login worked, but the agent did not start: ended{said}"
+@pytest.mark.parametrize("name", STARTS)
+def test_ended_at_start(name: str, aloud: Aloud) -> None:
+    aloud(refused(STARTS[name]), about=name)
 
 
-WITHOUT_SUDO = "or leave ssh.become out: checks that need root are then skipped"
+SUDO = {
+    "refused": "sys.exit('sudo: a password is required')",
+    "missing": "sys.exit('/bin/sh: 1: sudo: not found')",
+    "silent": "sys.exit(1)",
+    "hanging": "sys.stderr.write('sudo: unable to resolve host gpu01\\n'); hear()",
+}
 
 
-@pytest.mark.parametrize(
-    ("script", "limit_s", "message", "hint"),
-    [
-        (
-            "sys.exit('sudo: a password is required')",
-            20,
-            "sudo -n was refused: sudo: a password is required",
-            f"allow it without a password (NOPASSWD), {WITHOUT_SUDO}",
-        ),
-        (
-            "sys.exit('/bin/sh: 1: sudo: not found')",
-            20,
-            "there is no sudo: /bin/sh: 1: sudo: not found",
-            f"install sudo, {WITHOUT_SUDO}",
-        ),
-        (
-            "sys.stderr.write('sudo: unable to resolve host gpu01\\n'); sys.stderr.flush(); hear()",
-            2,
-            "sudo -n did not start the agent within 2 s; "
-            "it said: sudo: unable to resolve host gpu01",
-            "see what sudo waits for there, such as DNS or LDAP: ssh NODE sudo -n true; "
-            + WITHOUT_SUDO,
-        ),
-    ],
-    ids=["refused", "missing", "hanging"],
-)
-def test_sudo(script: str, limit_s: float, message: str, hint: str) -> None:
-    error = refused(script, limit_s, become="sudo")
-    assert (error.kind, error.message, error.hint) == ("sudo", message, hint)
+@pytest.mark.parametrize("name", SUDO)
+def test_sudo(name: str, aloud: Aloud) -> None:
+    aloud(refused(SUDO[name], 2 if name == "hanging" else 20, become="sudo"), about=name)
 
 
 class Deaf:
@@ -378,22 +333,17 @@ def test_how_long_an_agent_lives_without_a_controller() -> None:
     assert life_s(time.monotonic() + 86400) in {86460, 86461}
 
 
-def test_hostile_refusal() -> None:
-    error = refused("say({'old': '2.6\\x1b[2J', 'executable': ['/bin/\\u202epython']})")
-    assert error.kind == "old python"
-    assert error.message == (
-        "['/bin/\\u202epython'] is Python 2.6\\x1b[2J, and there is no Python >= 3.8 on PATH"
-    )
+def test_hostile_refusal(aloud: Aloud) -> None:
+    aloud(refused("say({'old': '2.6\\x1b[2J', 'executable': ['/bin/\\u202epython']})"))
 
 
-def test_modules_not_taken() -> None:
+def test_modules_not_taken(aloud: Aloud) -> None:
     payload = Payload({"preflight.checks.a.b": "def f(node): return node.nvml('nvmlInit')"})
     said = "say({'id': hear()['id'], 'problem': {'kind': 'x', 'message': 'full'}})"
     node = Impostor(f"say({HELLO!r}); {said}")
     with pytest.raises(AgentError) as caught:
         Session(node, payload, 20)
-    assert caught.value.kind == "no agent"
-    assert caught.value.message == "the agent did not take its modules: full"
+    aloud(caught.value)
 
 
 class Refusing:
@@ -413,13 +363,11 @@ def test_exec_refused() -> None:
         Session(Refusing(), Payload({}), 20)
 
 
-def test_a_path_no_shell_can_be_given() -> None:
+def test_a_path_no_shell_can_be_given(aloud: Aloud) -> None:
     connection = LocalConnection()
     with pytest.raises(ConfigError) as caught:
         Session(connection, Payload({}), 20, python="/opt/it's/python3")
-    assert str(caught.value) == (
-        'ssh.python: "/opt/it\'s/python3" cannot be passed to every login shell'
-    )
+    aloud(caught.value)
     connection.close()
 
 

@@ -95,7 +95,10 @@ def main() -> NoReturn:
     except Exception as error:  # noqa: BLE001 - our own bug: versions and traceback in a file, fit to attach to an issue
         if getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second try at exit
-            leave(f"preflight: cannot write the output: {os.strerror(errno.ENOSPC)}", INTERNAL)
+            leave(
+                "preflight: cannot write the output: no space left; free some, or write elsewhere",
+                INTERNAL,
+            )
         leave(f"preflight: internal error; please report it with {saved_trace()}", INTERNAL)
 
 

@@ -86,7 +86,9 @@ def nodes(given: Mapping[str, Any]) -> Found:
     if path is not None:
         return ansible.read(path, group)
     if group is not None:
-        raise ConfigError("--group: is of an Ansible inventory; give --ansible FILE with it")
+        raise ConfigError(
+            "--group: is a group of an Ansible inventory; name that with --ansible FILE"
+        )
     return options.without_inventory(given)
 
 
@@ -123,7 +125,7 @@ def create(path: Path, text: str) -> None:
     except FileExistsError as error:
         raise taken(path) from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot write: {error.strerror}") from error
+        raise ConfigError(options.unwritable(path, error)) from error
 
 
 def look(cluster: Cluster) -> tuple[Learnt, list[str]]:

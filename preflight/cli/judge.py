@@ -103,7 +103,9 @@ def narrowed(cluster: Cluster, report: model.Report, path: Path) -> Cluster:
     nodes = tuple(node for node in cluster.nodes if node.name in names)
     lost = [name for name in names if name not in {node.name for node in nodes}]
     if lost:
-        raise ConfigError(f"{cluster.source}: lacks nodes of {path}: {listed(lost)}")
+        raise ConfigError(
+            f"{cluster.source}: lacks nodes of the report {path}: {listed(lost)}; add them"
+        )
     return cluster.model_copy(update={"nodes": nodes})
 
 

@@ -18,7 +18,7 @@ from preflight.inventory import Cluster
 from preflight.judge import REACH
 from preflight.sources import Found, hostfile, slurm
 from preflight.sources import hosts as expression
-from preflight.yaml_lines import read_text
+from preflight.yaml_lines import nearest, read_text
 
 verbose = click.option("-v", "--verbose", is_flag=True, help="Every result, with details.")
 no_color = click.option(
@@ -53,6 +53,11 @@ def loaded(
     """
     if source is None:
         return catalog.load(dirs), otherwise or inventory.this_machine()
+    if not source.exists():
+        raise ConfigError(
+            f"{source}: there is no such file; `preflight init` writes an inventory, "
+            "--hosts names nodes without one"
+        )
     text = read_text(source)
     known = catalog.load([*inventory.check_dirs(text, str(source)), *dirs])
     cluster = inventory.load_text(text, str(source), known.expects)
@@ -91,10 +96,11 @@ def say(text: str) -> None:
 
 def skipped(cluster: Cluster, known: Catalog) -> dict[str, str]:
     """Return the checks that the inventory skips, with its reasons."""
+    key = f"{cluster.source}: checks.skip"
     return {
         check_id: why
         for word, why in cluster.checks.skip.items()
-        for check_id in skippable("checks.skip", word, known)
+        for check_id in skippable(key, word, known)
     }
 
 
@@ -106,7 +112,7 @@ def skippable(option: str, word: str, known: Catalog) -> list[str]:
     """
     found = words(option, [word], known)
     if REACH in found:
-        raise ConfigError(f"{option}: {word!r} has {REACH}, and nothing runs without it")
+        raise ConfigError(f"{option}: {word!r} includes {REACH}, which cannot be left out")
     return found
 
 
@@ -126,7 +132,7 @@ def see_writable(path: str | None) -> None:
         elif not os.access(target, os.W_OK):  # not opened: who reads a pipe would see its end
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot write: {error.strerror}") from error
+        raise ConfigError(unwritable(path, error)) from error
 
 
 def write(path: str, text: str) -> None:
@@ -146,7 +152,15 @@ def write(path: str, text: str) -> None:
     except OSError as error:
         if part != target:
             part.unlink(missing_ok=True)
-        raise PreflightError(f"{path}: cannot write: {error.strerror}") from error
+        raise PreflightError(unwritable(path, error)) from error
+
+
+def unwritable(path: str | Path, error: OSError) -> str:
+    """Return what is said of a file that cannot be written."""
+    folder = Path(path).parent
+    if isinstance(error, FileNotFoundError) and not folder.is_dir():
+        return f"{path}: cannot write: there is no folder {str(folder)!r}"
+    return f"{path}: cannot write: {str(error.strerror).lower()}"
 
 
 def places(path: str) -> tuple[Path, Path]:
@@ -189,5 +203,5 @@ def known_nodes(
         raise ConfigError(f"{option}: {error}") from error
     for name in wanted:
         if name not in names:
-            raise ConfigError(f"{option}: {name!r} is not one of the nodes")
+            raise ConfigError(f"{option}: {name!r} is not one of the nodes{nearest(name, names)}")
     return set(wanted)

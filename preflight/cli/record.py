@@ -100,7 +100,7 @@ def one_node(cluster: Cluster, name: str) -> NodeSpec:
         return by_name[name]
     if cluster.source is None:
         raise ConfigError(
-            f"{name!r}: without an inventory (-i) only {THIS_MACHINE!r} can be recorded"
+            f"{name!r}: without an inventory only {THIS_MACHINE!r} can be recorded; give one: -i"
         )
     raise ConfigError(f"{cluster.source}: {name!r} is not one of its nodes{nearest(name, by_name)}")
 
@@ -128,7 +128,7 @@ def write_new(path: str, text: str) -> None:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot write: {error.strerror}") from error
+        raise ConfigError(options.unwritable(path, error)) from error
 
 
 def tell(path: str, taken: recording.Taken, checks: list[Loaded]) -> None:

@@ -143,7 +143,7 @@ def narrowed(cluster: Cluster, given: Mapping[str, Any]) -> Cluster:
     wanted = options.known_nodes("--nodes", given["nodes"], names, expand) or set(names)
     wanted -= options.known_nodes("--exclude", given["exclude"], names, expand)
     if not wanted:
-        raise ConfigError("--exclude: no node is left")
+        raise ConfigError("--exclude: leaves no node to check")
     nodes = tuple(node for node in cluster.nodes if node.name in wanted)
     fanout = given["fanout"] or cluster.fanout
     return cluster.model_copy(update={"nodes": nodes, "fanout": fanout})

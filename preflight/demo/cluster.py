@@ -82,7 +82,7 @@ def claimed(folder: Path) -> Iterator[None]:
         raise ConfigError(f"{folder}: is a file; name a folder with --folder") from error
     except OSError as error:
         why = str(error.strerror).lower()
-        raise ConfigError(f"{folder}: {why}; name another with --folder") from error
+        raise ConfigError(f"{folder}: cannot be made: {why}; name another with --folder") from error
     try:
         see_own(folder, lock)
         yield
@@ -157,4 +157,5 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
             path.touch(mode=0o600)
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{path}: {str(error.strerror).lower()}") from error
+            why = str(error.strerror).lower()
+            raise ConfigError(f"{path}: cannot write: {why}; name another with --folder") from error

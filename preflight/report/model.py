@@ -17,7 +17,7 @@ from pydantic_core import from_json, to_json
 from preflight.errors import ConfigError
 from preflight.inventory import Launch, Waiver
 from preflight.judge import REACH
-from preflight.wording import first_problem
+from preflight.wording import first_problem, json_problem
 
 Status = Literal["pass", "skip", "warn", "unknown", "fail"]
 RunVerdict = Literal["ready", "not_ready", "undetermined"]
@@ -163,9 +163,9 @@ def read(path: Path) -> Report:
     except OSError as error:
         raise ConfigError(f"{path}: {str(error.strerror).lower()}") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: not a {SCHEMA} report: {first_problem(error)}") from error
+        raise ConfigError(f"{path}: is not a {SCHEMA} report: {first_problem(error)}") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: not a {SCHEMA} report: not JSON: {error}") from error
+        raise ConfigError(f"{path}: is cut off, or not JSON: {json_problem(str(error))}") from error
     for flaw in flaws(report):
         raise ConfigError(f"{path}: {flaw}")
     return report
@@ -181,7 +181,7 @@ def flaws(report: Report) -> Iterator[str]:
     for check, node in [*wanted, *cells]:
         count, right = cells[check, node], wanted.get((check, node), 0)
         if count != right:
-            yield f"results: {count} of {check!r} on {node!r}, there must be {right}"
+            yield f"results: has {count} of {check!r} on {node!r}, it must have {right}"
     yield from flaws_of_want(report.want)
     for key, by_node in report.facts.items():
         for node, fact in by_node.items():
@@ -194,7 +194,7 @@ def flaws(report: Report) -> Iterator[str]:
 def unlike(key: str, names: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with names that must be there, each once."""
     if not names:
-        yield f"{key}: is empty; it needs at least one"
+        yield f"{key}: is empty, it must have at least one"
     for name, count in Counter(names).items():
         if count > 1:
             yield f"{key}: {name!r} is there {count} times"

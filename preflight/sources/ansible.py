@@ -92,7 +92,7 @@ def parsed(
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from error
     if not hosts:
-        raise ConfigError(f"{source}: no host in {f'the group {group!r}' if group else 'it'}")
+        raise ConfigError(f"{source}: lists no host{f' in the group {group!r}' if group else ''}")
     notes = _Notes()
     nodes = tuple(_node(name, its, source, notes) for name, its in hosts.items())
     lines = notes.lines()
@@ -142,7 +142,7 @@ def _node(name: str, variables: Variables, source: str, notes: _Notes) -> NodeSp
     if problem := address_problem(name):
         raise ConfigError(f"{source}: {problem}")
     if address and (problem := address_problem(address)):
-        raise ConfigError(f"{source}: {name}: ansible_host: {problem}")
+        raise ConfigError(f"{source}: host {name}: ansible_host: {problem}")
     if taken.get("connection") in LOCAL:
         return NodeSpec(name=name, transport="local")
     if taken.get("connection", "ssh") not in SSH:

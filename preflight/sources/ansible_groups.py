@@ -56,7 +56,7 @@ class Groups(dict[str, Group]):
             own = self.own.setdefault(name, {})
             own.update(({"ansible_port": port} if port else {}) | dict(variables))
         if len(self.own) > MAX_NODES:
-            raise ValueError(f"more than {MAX_NODES:,} hosts up to here")
+            raise ValueError(f"more than {MAX_NODES:,} hosts up to here, which is the most")
 
     def variables(self, wanted: str) -> dict[str, Variables]:
         """Return the hosts of a group, as they are written, each with all its variables.
@@ -94,7 +94,7 @@ def _outermost_first(parents: Mapping[str, set[str]]) -> Sequence[str]:
         return tuple(graphlib.TopologicalSorter(parents).static_order())
     except graphlib.CycleError as error:
         circle = " in ".join(error.args[1])
-        raise ValueError(f"groups are in a circle: {circle}") from error
+        raise ValueError(f"groups are in a circle, {circle}; take one out of the other") from error
 
 
 def split_port(pattern: str) -> tuple[str, int | None]:
@@ -114,13 +114,15 @@ def expanded(pattern: str) -> list[str]:
         ValueError: a bad range, or too many names.
     """
     if not re.fullmatch(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*", pattern):
-        raise ValueError(f"{shown(pattern)}: a bracket is not closed, or not opened")
+        raise ValueError(f"{shown(pattern)}: brackets do not pair; write a range like web[01:10]")
     parts = [
         _words(part) if place % 2 else [part]
         for place, part in enumerate(re.split(r"[\[\]]", pattern))
     ]
     if math.prod(map(len, parts)) > MAX_NODES:
-        raise ValueError(f"{shown(pattern)} stands for more than {MAX_NODES:,} hosts")
+        raise ValueError(
+            f"{shown(pattern)} stands for more than {MAX_NODES:,} hosts, which is the most"
+        )
     return ["".join(words) for words in itertools.product(*parts)]
 
 
@@ -138,9 +140,11 @@ def _words(text: str) -> Sequence[str]:
         low = found["first"] or "0"
         numbers = range(int(low), int(found["last"]) + 1, step)
         if len(numbers) > MAX_NODES:
-            raise ValueError(f"{shown(text)} stands for more than {MAX_NODES:,} hosts")
+            raise ValueError(
+                f"{shown(text)} stands for more than {MAX_NODES:,} hosts, which is the most"
+            )
         width = len(low) if low.startswith("0") else 0
         words = [f"{number:0{width}}" for number in numbers]
     if not words:
-        raise ValueError(f"{text} ends before it begins")
+        raise ValueError(f"{shown(text)} ends before it begins; swap the two")
     return words

@@ -40,14 +40,16 @@ class _Reader:
             return
         self.group, self.kind = found["group"], found["kind"] or "hosts"
         if self.kind not in self.sections:
-            raise ValueError(f"{shown(text)} is no section: hosts, children or vars")
+            raise ValueError(
+                f"{shown(text)} is not a section; write [group], [group:children] or [group:vars]"
+            )
         self.groups.group(self.group)
 
     def host(self, text: str) -> None:
         try:
             pattern, *words = shlex.split(text, comments=True)
         except ValueError as error:
-            raise ValueError("a quote is not closed") from error
+            raise ValueError("a quote is not closed; add the missing one") from error
         if not all("=" in word for word in words):
             # which word is not said: it may be the rest of a password
             raise ValueError("a word is not key=value; put values with blanks in quotes")
@@ -62,7 +64,7 @@ class _Reader:
     def variable(self, text: str) -> None:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ValueError("this is not key=value")
+            raise ValueError("this is not key=value, which is all that stands under :vars")
         self.groups.group(self.group).variables[key.strip()] = plain(value)
 
 

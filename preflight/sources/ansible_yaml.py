@@ -21,7 +21,7 @@ def read(text: str, source: str) -> Groups:
         ConfigError: it is not YAML, or has another shape.
     """
     if not any(line.strip() and not line.startswith(("#", "---")) for line in text.split("\n")):
-        raise ConfigError(f"{source}: is empty")
+        raise ConfigError(f"{source}: is empty; it needs groups with hosts")
     document = parse(text, source)
     # tags such as !vault and !unsafe are Ansible's; what is encrypted shows itself by its text
     document.problems = [one for one in document.problems if not one.message.startswith("tag ")]
@@ -37,7 +37,7 @@ def _group(document: Document, where: Where, name: str, value: Any, groups: Grou
     group = groups.group(name)
     written = _mapping(document, where, value)
     for key in written.keys() - set(KEYS):
-        document.blame((*where, key), f"a group has {', '.join(KEYS)} and no other keys")
+        document.blame((*where, key), f"unknown key; a group has only {', '.join(KEYS)}")
     inside = {key: _mapping(document, (*where, key), written.get(key)) for key in KEYS}
     for host, variables in inside["hosts"].items():
         place = (*where, "hosts", host)
@@ -56,6 +56,8 @@ def _mapping(document: Document, where: Where, value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        document.blame(where, f"{shown(value)} is not a mapping; end each name with a colon")
+        document.blame(
+            where, f"{shown(value)} is not a mapping (key: value); end each name with a colon"
+        )
         return {}
     return value

@@ -56,12 +56,12 @@ class _Listing:
         known = self.nodes.get(node.name)
         if known is None:
             if len(self.nodes) == MAX_NODES:
-                raise ValueError(f"more than {MAX_NODES:,} nodes up to here")
+                raise ValueError(f"more than {MAX_NODES:,} nodes up to here, which is the most")
             self.nodes[node.name] = _Listed(node, line, slots)
             return False
         if known.spec != node:
             raise ValueError(
-                f"{node.name!r} is named before, on line {known.line}, with another user or port; "
+                f"{node.name!r} is there already, on line {known.line}, with another user or port; "
                 "an inventory can give each a name of its own"
             )
         known.slots = known.slots + slots if known.slots and slots else None
@@ -122,7 +122,7 @@ def _nodes(words: list[str]) -> Iterator[tuple[NodeSpec, int | None]]:
     """
     named, *others = words
     if _SECTION.fullmatch(named) or any(word.startswith("ansible_") for word in others):
-        raise ValueError("this is an Ansible inventory: preflight init --ansible FILE")
+        raise ValueError("this is an Ansible inventory; try preflight init --ansible FILE")
     values = dict(map(_setting, others))
     slots = next((_number(key, values[key]) for key in SLOTS if key in values), None)
     user = next((values[key] for key in USER if values.get(key)), None)
@@ -145,7 +145,7 @@ def _setting(word: str) -> tuple[str, str]:
 
 def _number(key: str, text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise ValueError(f"{key}={text}: {shown(text)} is not a number")
+        raise ValueError(f"{key}: {shown(text)} is not a number")
     return int(text)
 
 

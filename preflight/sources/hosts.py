@@ -55,7 +55,7 @@ def spec(name: str, user: str | None, port: int | None) -> NodeSpec:
         ValueError: the port is none.
     """
     if port is not None and not 0 < port <= LARGEST_PORT:
-        raise ValueError(f"{port} is not a port (1 to {LARGEST_PORT})")
+        raise ValueError(f"{port} is not a port from 1 to {LARGEST_PORT}")
     given = {"user": user, "port": port}
     ssh = SshSettings.model_validate({key: value for key, value in given.items() if value})
     return NodeSpec(name=name, ssh=ssh)
@@ -73,7 +73,7 @@ def read(expression: str) -> Found:
             if entry.name in nodes:
                 raise ValueError(f"names {entry.name!r} twice")
             if len(nodes) == MAX_NODES:
-                raise ValueError(f"stands for more than {MAX_NODES:,} nodes")
+                raise ValueError(f"stands for more than {MAX_NODES:,} nodes, which is the most")
             nodes[entry.name] = spec(*entry)
     except ValueError as error:
         raise ConfigError(f"--hosts: {shown(expression)}: {error}") from error

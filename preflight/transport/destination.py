@@ -86,9 +86,11 @@ class _Route:
     def _hop(self, text: str, depth: int) -> tuple[Destination, str, Settings]:
         match = _JUMP.fullmatch(text.strip())
         if match is None:
-            raise ConfigError(f"jump host {text!r} is not [user@]host[:port]")
+            raise ConfigError(f"~/.ssh/config: ProxyJump {text!r} is not [user@]host[:port]")
         if depth > MAX_HOPS:
-            raise ConfigError(f"more than {MAX_HOPS} jump hosts in a row, the last is {text!r}")
+            raise ConfigError(
+                f"~/.ssh/config: more than {MAX_HOPS} jump hosts in a row, the last is {text!r}"
+            )
         user, host, port = match.groups()
         host = host.strip("[]")
         found = self._config.lookup(host, user)
@@ -203,7 +205,7 @@ def _port(value: str | None) -> int | None:
     if value is None:
         return None
     if not value.isdigit() or not 0 < int(value) < 65536:
-        raise ConfigError(f"ssh config: Port {value!r} is not a port")
+        raise ConfigError(f"~/.ssh/config: Port {value!r} is not a port from 1 to 65535")
     return int(value)
 
 

@@ -36,7 +36,7 @@ REASONS = {
     errno.ECONNREFUSED: (
         "refused",
         "connection refused",
-        "see that sshd runs there and that the port is right",
+        "see that sshd runs there and listens on this port; another one goes under ssh.port",
     ),
     errno.ETIMEDOUT: (
         "filtered",
@@ -156,7 +156,7 @@ def dial(host: str, port: int, limit_s: float) -> Wire:
             return _connect(family, address, max(share, 0.001))
         except OSError as error:
             first = first or used_up(error) or _unreachable(error, host, port, limit_s)
-    raise first or TransportError("unresolved", f"{host!r} has no address")
+    raise first or TransportError("unresolved", f"{host!r} has no address", "give the node one")
 
 
 def _connect(family: int, address: Any, limit_s: float) -> Wire:
@@ -189,7 +189,7 @@ def _resolve(host: str, port: int, limit_s: float) -> list[tuple[int, Any]]:
             answers.put(error if isinstance(error, OSError) else socket.gaierror(str(error)))
 
     threading.Thread(target=ask, daemon=True).start()
-    hint = "see `getent hosts`, and HostName in ~/.ssh/config"
+    hint = f"see `getent hosts {host}` here; give the node its address, or correct its name"
     try:
         answer = answers.get(timeout=limit_s)
     except queue.Empty:
@@ -214,11 +214,15 @@ def from_words(host: str, port: int, jump: str, words: str) -> TransportError:
             kind, meaning, hint = REASONS[number]
             return TransportError(kind, f"{where}: {meaning}", hint)
     if "prohibited" in words.lower():
-        hint = "see AllowTcpForwarding and PermitOpen in its sshd_config"
+        hint = f"see AllowTcpForwarding and PermitOpen in the sshd_config of {jump}"
         return TransportError("jump", f"{where}: the jump host does not forward: {words}", hint)
     if any(sign in words.lower() for sign in ("unknown host", "not known", "resol")):
-        return TransportError("unresolved", f"{where}: does not resolve there: {words}")
-    return TransportError("jump", f"{where}: {words or 'no reason given'}")
+        hint = f"see `getent hosts {host}` there; give the node its address, or correct its name"
+        return TransportError(
+            "unresolved", f"{where}: does not resolve there: {words.lower()}", hint
+        )
+    words = words.lower() or "no reason given"
+    return TransportError("jump", f"{where}: {words}", f"see sshd's log on {jump}")
 
 
 def _unreachable(error: OSError, host: str, port: int, limit_s: float) -> TransportError:
@@ -226,7 +230,11 @@ def _unreachable(error: OSError, host: str, port: int, limit_s: float) -> Transp
         kind, words, hint = REASONS[errno.ETIMEDOUT]
         words = f"{words} within {limit_s:g} s"
     else:
-        unknown = ("unreachable", (error.strerror or str(error)).lower(), "")
+        unknown = (
+            "unreachable",
+            (error.strerror or str(error)).lower(),
+            "see the address of the node",
+        )
         kind, words, hint = REASONS.get(error.errno or 0, unknown)
     return TransportError(kind, f"{endpoint(host, port)}: {words}", hint)
 
@@ -250,7 +258,9 @@ class ProxyCommand:
                         start_new_session=True,
                     )
             except OSError as error:
-                failure = TransportError("proxy", f"ProxyCommand {command!r}: {error.strerror}")
+                words = (error.strerror or str(error)).lower()
+                hint = "correct ProxyCommand in ~/.ssh/config, or the variable SHELL"
+                failure = TransportError("proxy", f"ProxyCommand {command!r}: {words}", hint)
                 raise used_up(error) or failure from error
             ending.pop_all()
         self.wire = Wire(ours, address, self._end)

@@ -32,17 +32,22 @@ def broken(
         said = f": {wire.last_words}" if wire.last_words else ""
         outcome = "ended without reaching a server" if in_time else f"brought no answer {limit}"
         message = f"{where}: ProxyCommand {there.proxy_command!r} {outcome}{said}"
-        return TransportError("proxy", message, "run the command by hand")
+        hint = "run the command by hand; it is ProxyCommand in ~/.ssh/config"
+        return TransportError("proxy", message, hint)
     if not wire.heard:
         return _mute(where, limit, in_time)
     if wire.heard.startswith(TURNED_AWAY):
         return _throttled(where, foreign(wire.heard))
     if not any(line.startswith(b"SSH-") for line in wire.heard.splitlines()):
         message = f"{where}: not an SSH server, it says '{foreign(wire.heard)}'"
-        return TransportError("not ssh", message, "see that the port is sshd's")
+        return TransportError("not ssh", message, "give the port of its sshd: ssh.port")
     if incompatible:
-        message = f"{where}: no common algorithm: {words}"
-        return TransportError("negotiation", message, "the server is too old, or set to too few")
+        reason = words.removeprefix("Incompatible ssh peer ").strip("()")
+        message = f"{where}: the server and preflight share no algorithm: {reason}"
+        hint = (
+            "update OpenSSH there, or allow more in its sshd_config: KexAlgorithms, Ciphers, MACs"
+        )
+        return TransportError("negotiation", message, hint)
     if not in_time:
         return TransportError(
             "login timeout",
@@ -56,7 +61,7 @@ def lost(where: str, words: str, when: str = "") -> TransportError:
     """Return that a connection ended that should have stayed."""
     reason = f": {words}" if words else ""
     message = " ".join(f"{where}: connection lost {when}".split())
-    hint = "see the server's log, and whether the machine went down"
+    hint = "see the log of sshd there, and whether the machine went down"
     return TransportError("lost", message + reason, hint)
 
 
@@ -75,9 +80,9 @@ def refused(
     parts += [problem.message for problem in problems]
     if allowed:
         parts.append(f"the server allows {printable(', '.join(allowed))}")
-    hint = "see ssh.user and ssh.key, and authorized_keys there"
+    hint = "see ssh.user and ssh.key, and ~/.ssh/authorized_keys of that user there"
     if allowed and "publickey" not in allowed:
-        hint = "the server takes no keys, and preflight never asks for a password"
+        hint = "allow PubkeyAuthentication in its sshd_config: preflight never asks for a password"
     return TransportError("authentication refused", f"{who}: {'; '.join(parts)}", hint)
 
 
@@ -95,7 +100,7 @@ def exec_refused(there: Destination, words: str) -> TransportError:
     return TransportError(
         "exec refused",
         f"{there.address}: logged in, but the server refuses to run a command: {words}",
-        "see MaxSessions, ForceCommand and the login shell of the account in the server's log",
+        "see the log of sshd there; MaxSessions, ForceCommand or the login shell may forbid it",
     )
 
 
@@ -113,10 +118,10 @@ def _mute(where: str, limit: str, in_time: bool) -> TransportError:
         return TransportError(
             "closed",
             f"{where}: the connection was closed before the server said anything",
-            "it turns clients away: MaxStartups, PerSourcePenalties, fail2ban; see its log",
+            "see the log of sshd there: MaxStartups, PerSourcePenalties and fail2ban do that",
         )
     return TransportError(
         "silent",
         f"{where}: accepts connections but says nothing {limit}",
-        "sshd there hangs, or the port belongs to something else",
+        "sshd there hangs, or the port is not its own: see its log, and ssh.port",
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 from preflight.errors import TransportError
 from preflight.transport.destination import Destination
 from preflight.transport.dial import Wire
-from preflight.transport.failures import THROTTLED
+from preflight.transport.failures import THROTTLED, lost
 
 TRIES = 3
 """Of a jump host that turns logins away for the moment."""
@@ -94,7 +94,7 @@ class Hop:
         """
         connection = self._connection
         if connection is None:
-            raise TransportError("lost", f"jump host {self._there.host}: connection lost")
+            raise lost(f"jump host {self._there.host}", "")
         return connection.forward(there)
 
     def give_back(self) -> None:

@@ -22,6 +22,8 @@ from preflight.transport.key_files import (
 from preflight.transport.known_hosts import fingerprint
 from preflight.transport.ssh_config import home
 
+OTHER_KEY = "name another in ssh.key, or by IdentityFile in ~/.ssh/config"
+
 
 class Identity(NamedTuple):
     """One offer: a key, or a certificate for it, and the file's or the agent's signature."""
@@ -85,11 +87,12 @@ def key_problem(path: Path, error: OSError | ValueError | None) -> TransportErro
     """Return why a key file is of no use."""
     name = repr(tilde(path))
     if isinstance(error, FileNotFoundError):
-        return TransportError("key missing", f"key {name} does not exist")
+        return TransportError("key missing", f"key {name} does not exist", OTHER_KEY)
     if isinstance(error, OSError):
         reason = (error.strerror or "").lower()
-        return TransportError("key unreadable", f"key {name} cannot be read: {reason}")
-    return TransportError("not a private key", f"key {name} is not a private key that ssh can use")
+        return TransportError("key unreadable", f"key {name} cannot be read: {reason}", OTHER_KEY)
+    message = f"key {name} is not a private key that ssh can use"
+    return TransportError("not a private key", message, OTHER_KEY)
 
 
 class _Making:
@@ -115,7 +118,8 @@ class _Making:
             return self._agent.keys() if self._agent else ()
         except OSError as error:
             message = f"the ssh-agent does not answer: {(error.strerror or str(error)).lower()}"
-            self._problems.append(TransportError("agent", message, "see `ssh-add -l`"))
+            hint = "see `ssh-add -l`; SSH_AUTH_SOCK may lead to one that has ended"
+            self._problems.append(TransportError("agent", message, hint))
             return ()
 
     def _file(self, path: Path) -> Iterator[Identity]:
@@ -163,7 +167,8 @@ class _Making:
         reason = "the ssh-agent does not hold it" if self._agent else "there is no ssh-agent"
         if not file.private:
             message = f"{name!r} is the public half of a key, and {reason}"
-            return TransportError("not a private key", message, f"name {name.removesuffix('.pub')}")
+            hint = f"give ssh.key the private half, {name.removesuffix('.pub')}"
+            return TransportError("not a private key", message, hint)
         start = "" if self._agent else 'eval "$(ssh-agent)" && '
         kind, why = "key with a passphrase", "has a passphrase"
         if not file.encrypted:

@@ -65,7 +65,9 @@ class LocalStream:
                     with contextlib.suppress(BlockingIOError):
                         data = data[os.write(self._stdin.fileno(), data) :]
         except (OSError, ValueError) as error:
-            raise TransportError("lost", "the agent on this machine has ended") from error
+            raise TransportError(
+                "lost", "the agent on this machine has ended", "see dmesg"
+            ) from error
 
     def recv(self, size: int) -> bytes:
         """Return some bytes of its standard output."""
@@ -130,7 +132,8 @@ class LocalConnection:
             self._streams.append(LocalStream(command))
         except OSError as error:
             words = f"cannot start a process: {(error.strerror or str(error)).lower()}"
-            raise used_up(error) or TransportError("local", words) from error
+            hint = "see whether /bin/sh runs, and free memory"
+            raise used_up(error) or TransportError("local", words, hint) from error
         return self._streams[-1]
 
     def close(self) -> None:

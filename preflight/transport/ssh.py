@@ -95,7 +95,7 @@ class SshTransport:
         try:
             return self._login(destination(spec, self._config))
         except ConfigError as error:
-            raise TransportError("configuration", str(error)) from error
+            raise TransportError("configuration", str(error), "correct that file") from error
 
     def _login(self, there: Destination) -> SshConnection:
         """Log in; a server that is asked by too many at once is asked once more.
@@ -249,7 +249,8 @@ class SshStream:
                 lambda: channel.out_window_size or channel.closed or channel.eof_sent, left_s
             ):
                 address = self._transport.there.address
-                raise TransportError("silent", f"{address}: took no input for {limit_s:g} s")
+                message = f"{address}: took no input for {limit_s:g} s"
+                raise TransportError("silent", message, "the machine hangs, or its network is gone")
 
     def recv(self, size: int) -> bytes:
         """Return some bytes of its standard output, at most `size`; `b""` at the end.
@@ -281,7 +282,8 @@ class SshStream:
         address = self._transport.there.address
         if not self._transport.is_active():
             return lost(address, self._transport.farewell)
-        return TransportError("lost", f"{address}: the command ended {when}")
+        hint = "see the login shell's start files there, and dmesg for what was killed"
+        return TransportError("lost", f"{address}: the command ended {when}", hint)
 
 
 class _Login:

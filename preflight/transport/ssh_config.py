@@ -110,7 +110,8 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
         token, variable = match.groups()
         value = os.environ.get(variable) if variable else {**tokens, "%": "%"}.get(token)
         if value is None:
-            raise ConfigError(f"ssh config: {text!r}: {match.group()!r} has no value")
+            what = "is not set in the environment" if variable else "is not known here"
+            raise ConfigError(f"~/.ssh/config: {text!r}: {match.group()!r} {what}")
         return value
 
     replaced = re.sub(r"%(.)|\$\{(\w+)\}", one, text)
@@ -131,7 +132,9 @@ def _parse(path: Path, base: Path, warn: Callable[[str], None], depth: int) -> t
 
 def _lines(path: Path, base: Path, warn: Callable[[str], None], depth: int) -> Iterator[Line]:
     if depth > MAX_DEPTH:
-        raise ConfigError(f"{path}: Include: more than {MAX_DEPTH} deep")
+        raise ConfigError(
+            f"{path}: Include: more than {MAX_DEPTH} in one another; does one include itself?"
+        )
     for number, raw in enumerate(_read(path).splitlines(), 1):
         match = _LINE.match(raw)
         if match is None:

@@ -18,7 +18,7 @@ CLOSED = "127.0.0.1:1"
 """Nothing listens there."""
 REFUSED = (
     "preflight: 127.0.0.1 did not answer: 127.0.0.1:1: connection refused; "
-    "see that sshd runs there and that the port is right\n"
+    "see that sshd runs there and listens on this port; another one goes under ssh.port\n"
 )
 UNLEARNT = (
     "preflight: launch.gpus_per_node was not learnt: no node answered\n"
