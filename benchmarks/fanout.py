@@ -74,6 +74,8 @@ def login(address):
 with ThreadPoolExecutor(int(fanout)) as pool:
     sys.exit(any(pool.map(login, addresses)))
 """
+NODE_PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or "python3"
+"""What a node finds: on the PATH that sshd gives."""
 WAIT_S = 10.0
 NODE_REPEATS, VERSION_REPEATS = 9, 9
 MANY = 1000
@@ -139,7 +141,9 @@ class Bench:
         hosts.write_text("\n".join(lines) + "\n")
         with tempfile.TemporaryDirectory(prefix="preflight-") as control:
             env = {"ANSIBLE_SSH_CONTROL_PATH_DIR": control, "ANSIBLE_HOST_KEY_CHECKING": "False"}
-            env |= {"ANSIBLE_HOME": f"{self.folder}/ansible", "ANSIBLE_CONFIG": "/dev/null"}
+            config = Path(control) / "ansible.cfg"
+            config.touch()
+            env |= {"ANSIBLE_HOME": f"{self.folder}/ansible", "ANSIBLE_CONFIG": str(config)}
             words = ["all", "-i", str(hosts), "-m", "setup", "-f", str(self.fanout)]
             return spent([program, *words], env)
 
@@ -240,6 +244,10 @@ def on_a_node(made: Bench, table: Table) -> None:
     sent = len(every.blob) + sum(len(part or "") for part in extras or ())
     table.say("sent to a node, all checks", sent / 1000, "KB", SENT_BUDGET_KB)
     table.say("a node's own CPU", statistics.median(totals) * 1000, "ms", NODE_BUDGET_MS)
+    python = statistics.median(
+        spent([NODE_PYTHON, "-c", "pass"]).cpu_s for _ in range(NODE_REPEATS)
+    )
+    print(f"    {python * 1000:8.2f} ms  an empty python3, for comparison")
     ids = {"{}:{}".format(*call): key for key, call in calls.items()}
     for function, some in sorted(parts.items(), key=lambda item: -statistics.median(item[1])):
         whose = [one.id for one in plan.running if one.evidence == ids.get(function)]
