@@ -68,6 +68,7 @@ def command(
     checks = [one for one in known.select(only, LEVELS[-1]) if one.check.probe]
     path = output or f"{node}.json"
     see_new(path)
+    options.see_writable(path)
     ssh = SshTransport(options.say)
     ssh.validate([spec])
     transport: Transport = ssh if spec.transport == "ssh" else LocalTransport()

@@ -15,6 +15,8 @@ from preflight.cli import COMMANDS
 from preflight.cli.completion import LINES
 
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+PROGRAM = str(Path(sys.executable).parent / "preflight")
+OPTIONS = {"bash": ["--norc", "--noprofile"], "fish": ["--no-config"], "zsh": ["--no-rcs"]}
 BASH = """
 COMP_WORDS=({words})
 COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
@@ -22,19 +24,30 @@ _preflight_completion preflight "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COM
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
+ZSH = """
+words=({words})
+CURRENT=$#words
+_preflight_completion
+"""
+BEFORE = {
+    "zsh": "compdef() { true }; compadd() { print -l -- $completions };"
+    " _describe() { print -l -- $completions_with_descriptions };\n"
+}
+"""What zsh has in its editor only."""
 
-def shell(name: str, script: str, folder: Path) -> list[str]:
+
+def shell(name: str, script: str, folder: Path, path: str = PATH) -> list[str]:
     """Run the line that `preflight completion` prints, then a script; return what it printed."""
     if shutil.which(name) is None:
         pytest.skip(f"no {name} on this machine")
-    env = {"PATH": PATH, "HOME": str(folder), "TERM": "dumb"}
+    env = {"PATH": path, "HOME": str(folder), "TERM": "dumb"}
     line = subprocess.run(
-        ["preflight", "completion", name], env=env, capture_output=True, text=True, check=True
+        [PROGRAM, "completion", name], env=env, capture_output=True, text=True, check=True
     ).stdout
-    assert line.startswith(LINES[name])
-    options = ["--norc", "--noprofile"] if name == "bash" else ["--no-config"]
+    assert line.endswith(f"{LINES[name]}\n")
+    assert (line == f"{LINES[name]}\n") == (path == PATH)
     done = subprocess.run(
-        [name, *options, "-c", line + script],
+        [name, *OPTIONS[name], "-c", BEFORE.get(name, "") + line + script],
         env=env,
         cwd=folder,
         capture_output=True,
@@ -84,7 +97,16 @@ def test_what_is_wrong_completes_nothing_and_says_nothing(folder: Path) -> None:
     assert bash(folder, "run", "--checks", "gone", "--only", "") == []
 
 
-def test_fish(folder: Path) -> None:
-    assert "network.mtu" in shell(
-        "fish", "\ncomplete -C 'preflight run --only network.m'\n", folder
-    )
+@pytest.mark.parametrize(
+    ("name", "script"),
+    [
+        ("bash", BASH.format(words="'preflight' 'run' '--only' 'network.m'")),
+        ("fish", "\ncomplete -C 'preflight run --only network.m'\n"),
+        ("zsh", ZSH.format(words="preflight run --only network.m")),
+    ],
+)
+@pytest.mark.parametrize("path", [PATH, "/usr/bin:/bin"])
+def test_shells_with_and_without_it_on_path(
+    folder: Path, name: str, script: str, path: str
+) -> None:
+    assert "network.mtu" in shell(name, script, folder, path)
