@@ -142,7 +142,7 @@ def builtin_folder() -> Path:
         return package / "checks"
     if (package.parent / "pyproject.toml").exists() and (package.parent / "checks").is_dir():
         return package.parent / "checks"
-    raise ConfigError(f"no checks found beside {package}: the installation is incomplete")
+    raise ConfigError(f"no checks beside {package}: the installation is incomplete; do it anew")
 
 
 def load(dirs: Sequence[Path] = ()) -> Catalog:
@@ -258,8 +258,8 @@ def words_of(error: BaseException) -> str:
         return "it exits; remove that"
     if isinstance(error, KeyError):
         return f"there is no key {error}"
-    text = str(error) or type(error).__name__
-    return text[0].lower() + text[1:]
+    text = str(error).replace(".__init__()", "(...)") or type(error).__name__
+    return text[0].lower() + text[1:] if re.match("[A-Z][a-z]+ ", text) else text
 
 
 def validate(path: Path, check: Check[Any]) -> None:

@@ -375,9 +375,8 @@ def _found(
             path.open("rb").close()
     except FileNotFoundError:
         if not absent:
-            document.blame(
-                where, f"there is no {'folder' if folder else 'file'} {shown(str(path))}"
-            )
+            kind = "folder" if folder else "file"
+            document.blame(where, f"there is no {kind} {shown(str(path))}")
     except OSError as error:
         why = str(error.strerror).lower()
         document.blame(where, f"{shown(str(path))} cannot be read: {why}")

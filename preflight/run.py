@@ -107,7 +107,8 @@ class Visit:
             seen.replies.setdefault(key, pending.reply)
         if not (seen.login["reached"] or "kind" in seen.login):
             late = f"no answer within the run's deadline of {deadline_s:g} s"
-            seen.fail(TransportError("deadline", late))
+            hint = "give the run more time (--deadline), or see what hangs: ssh NODE true"
+            seen.fail(TransportError("deadline", late, hint))
         return seen
 
     def fail(self, error: TransportError | AgentError) -> None:
@@ -207,7 +208,9 @@ def plan_errand(checks: Sequence[Loaded], want: Want, deadline: float) -> Errand
         call = one.call(want)
         known = calls[one.check.needs_root].setdefault(one.evidence, call)
         if known != call:
-            raise ConfigError(f"{one.path}: gives {one.evidence} other arguments than others do")
+            raise ConfigError(
+                f"{one.path}: args= must be those of the other checks with {one.evidence}"
+            )
         limits[one.evidence] = max(limits.get(one.evidence, 0.0), one.check.timeout_s)
     payload = Payload({one.module: one.text for one in checks})
     return Errand(payload, calls[False], calls[True], limits, deadline)
@@ -221,7 +224,7 @@ def go(visit: Visit, transport: Transport, errand: Errand) -> None:
         visit.fail(error)
     elif error is not None:
         words = f"internal error: {type(error).__name__}: {error}"
-        bug = TransportError("bug", words, "please report it, with the traceback in the report")
+        bug = TransportError("bug", words, "please report it with the traceback that -v shows")
         visit.login["traceback"] = "".join(traceback.format_exception(error))
         visit.fail(used_up(error) or bug)
     visit.seconds = time.monotonic() - begun

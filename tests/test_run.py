@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from preflight import catalog
-from preflight.api import Reply
+from preflight.api import Reply, Want
 from preflight.catalog import Loaded
+from preflight.errors import ConfigError, TransportError
 from preflight.fanout import fan_out
 from preflight.inventory import Cluster, NodeSpec
 from preflight.judge import judge
-from preflight.run import NodeDone, Outcome, Plan, run
+from preflight.run import NodeDone, Outcome, Plan, Visit, plan_errand, run
 from preflight.session import DEADLINE
 from preflight.transport import Connection, Transport
 from preflight.transport.loopback import LocalTransport
 from tests.checks_made import made, write
+from tests.messages.aloud import Aloud
 
 JUDGE = """
 def judge(facts, want):
@@ -171,7 +173,13 @@ class Broken:
         return LocalTransport().connect(spec)
 
 
-def test_an_error_that_nobody_expects_is_a_row(tmp_path: Path) -> None:
+def error_of(found: Outcome, node: str) -> TransportError:
+    """Return why a node was not reached."""
+    login = found.logins[node]
+    return TransportError(login["kind"], login["message"], login["hint"])
+
+
+def test_an_error_that_nobody_expects_is_a_row(tmp_path: Path, aloud: Aloud) -> None:
     checks = [made(tmp_path, "site.echo", ECHO)]
     found, _ = outcome(checks, transport=Broken("b", KeyError("uid 54321")))
     grid = statuses(found, checks)
@@ -181,16 +189,32 @@ def test_an_error_that_nobody_expects_is_a_row(tmp_path: Path) -> None:
         "site.echo": ("skip", "not reached"),
     }
     assert "Traceback" in found.logins["b"]["traceback"]
+    aloud(error_of(found, "b"))
 
 
-def test_this_machines_own_limit_is_no_nodes_fault(tmp_path: Path) -> None:
+def test_this_machines_own_limit_is_no_nodes_fault(tmp_path: Path, aloud: Aloud) -> None:
     checks = [made(tmp_path, "site.echo", ECHO)]
     threads = Broken("b", RuntimeError("can't start new thread"))
     found, _ = outcome(checks, transport=threads)
-    assert statuses(found, checks)["b"]["access.ssh"] == (
-        "unknown",
-        "the machine that preflight runs on is at a limit of its own: can't start new thread",
-    )
+    assert statuses(found, checks)["b"]["access.ssh"][0] == "unknown"
+    aloud(error_of(found, "b"))
+
+
+def test_a_login_that_the_deadline_cuts_short(aloud: Aloud) -> None:
+    login = Visit(NodeSpec(name="a")).seen(60).login
+    aloud(TransportError(login["kind"], login["message"], login["hint"]))
+
+
+def test_two_checks_that_tell_one_probe_different_things(tmp_path: Path, aloud: Aloud) -> None:
+    code = """
+        from preflight.node.kernel import identity
+
+        CHECK = Check(probe=identity, args=lambda want: ({},), judge=lambda facts, want: ok("fine"))
+        """
+    checks = [made(tmp_path, f"site.x{number}", code.format(number)) for number in range(2)]
+    with pytest.raises(ConfigError) as caught:
+        plan_errand(checks, Want({}, {}, ["a"]), 0)
+    aloud(caught.value)
 
 
 def test_fan_out_of_nothing() -> None:

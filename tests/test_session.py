@@ -153,16 +153,16 @@ def test_seconds_of_another_shape() -> None:
     assert reply({"problem": said}) == Reply(None, {"kind": "bug", "message": "5"}, 0.0)
 
 
-def test_flood(start: Start) -> None:
+def test_flood(start: Start, aloud: Aloud) -> None:
     session = start("hear()\nfor _ in range(6): out('x' * (1 << 20))\nhear()")
-    assert problem(session.call("m", "f")) == {
-        "kind": "lost",
-        "message": "the node sent a line of more than 4 MiB",
-    }
-    assert problem(session.call("m", "f"))["kind"] == "lost"
+    why = problem(session.call("m", "f"))
+    assert why["kind"] == "lost"
+    assert problem(session.call("m", "f")) == why
+    assert session.lost is not None
+    aloud(session.lost)
 
 
-def test_lost_with_calls_under_way(start: Start) -> None:
+def test_lost_with_calls_under_way(start: Start, aloud: Aloud) -> None:
     session = start("hear(); hear(); sys.exit('Killed by\\x1b[31m the OOM')")
     first, second = session.ask("m", "f"), session.ask("m", "f")
     lost = {"kind": "lost", "message": "the agent has ended: Killed by\\x1b[31m the OOM"}
@@ -171,6 +171,8 @@ def test_lost_with_calls_under_way(start: Start) -> None:
     assert problem(session.call("m", "f")) == lost
     assert problem(session.start("m", "f", [], 10)) == lost
     assert session.clock() == {}
+    assert session.lost is not None
+    aloud(session.lost)
 
 
 def test_lost_while_an_open_call_stays(start: Start) -> None:
@@ -256,17 +258,14 @@ def test_an_interpreter_that_takes_no_input() -> None:
     assert node.stream.recv(1) == b""  # it has been ended
 
 
-def test_a_local_command_that_takes_no_input() -> None:
+def test_a_local_command_that_takes_no_input(aloud: Aloud) -> None:
     stream = LocalStream("exec sleep 1000")
     with pytest.raises(TransportError) as caught:
         stream.send(bytes(1 << 20), 0.2)
-    assert (caught.value.kind, caught.value.message) == (
-        "silent",
-        "the agent on this machine took no input for 0.2 s",
-    )
     stream.close()
-    with pytest.raises(TransportError, match="the agent on this machine has ended"):
+    with pytest.raises(TransportError) as ended:
         stream.send(b"x", 1)
+    aloud(caught.value, ended.value)
 
 
 def test_closing_while_somebody_sends() -> None:
@@ -302,7 +301,7 @@ def test_one_deadline_for_all_that_is_asked() -> None:
     session.close()
 
 
-def test_a_node_that_falls_silent_is_lost_for_all_its_calls(start: Start) -> None:
+def test_a_node_that_falls_silent_is_lost_for_all_its_calls(start: Start, aloud: Aloud) -> None:
     session = start("while hear(): pass")
     first, second = session.ask("m", "f", timeout_s=500), session.ask("m", "g", timeout_s=600)
     why = problem(session.answer(second))
@@ -311,7 +310,7 @@ def test_a_node_that_falls_silent_is_lost_for_all_its_calls(start: Start) -> Non
     assert problem(session.answer(first)) == why
     assert problem(session.call("m", "f")) == why
     assert session.lost is not None
-    assert session.lost.kind == "silent"
+    aloud(session.lost)
 
 
 def test_a_node_that_is_busy_but_there_is_not_lost(start: Start) -> None:

@@ -158,7 +158,7 @@ def say_silent(silent: list[str], outcome: Outcome) -> None:
         hint = f"; {login['hint']}" if login["hint"] else ""
         options.say(f"{name} did not answer: {login['message']}{hint}")
     if len(silent) > MOST_SAID:
-        options.say(f"{len(silent) - MOST_SAID} more nodes did not answer")
+        options.say(f"{len(silent) - MOST_SAID} more did not answer")
 
 
 def say_what_is_missing(cluster: Cluster, seen: Learnt) -> None:

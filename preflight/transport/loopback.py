@@ -60,7 +60,9 @@ class LocalStream:
                     left = until - time.monotonic()
                     if not writable.poll(max(0.0, left * 1000)) and left <= 0:
                         raise TransportError(
-                            "silent", f"the agent on this machine took no input for {limit_s:g} s"
+                            "silent",
+                            f"the agent on this machine took no input for {limit_s:g} s",
+                            "this machine hangs: see dmesg, and its load",
                         )
                     with contextlib.suppress(BlockingIOError):
                         data = data[os.write(self._stdin.fileno(), data) :]

@@ -209,6 +209,13 @@ def test_own_files_in_the_folder_stay(tmp_path: Path) -> None:
     assert (folder / "mine.yaml").read_text() == "nodes: [a]\n"
 
 
+def test_a_file_of_the_demo_that_is_a_folder(tmp_path: Path, aloud: Aloud) -> None:
+    folder = tmp_path / "preflight-demo"
+    (folder / "known_hosts").mkdir(parents=True)
+    (folder / "inventory.yaml").write_text(f"{MARK}\n")
+    aloud(refused(tmp_path))
+
+
 def test_no_folder(tmp_path: Path, aloud: Aloud) -> None:
     (tmp_path / "preflight-demo").write_text("x")
     aloud(refused(tmp_path), refused(tmp_path, "--folder", "/proc/x"))

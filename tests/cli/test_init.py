@@ -70,6 +70,11 @@ def test_nobody_answers_and_it_is_written_all_the_same(here: Path, aloud: Aloud)
 
 
 @pytest.mark.usefixtures("here")
+def test_many_that_are_silent_are_counted(aloud: Aloud) -> None:
+    aloud(preflight("init", "--hosts", "127.0.0.[1-9]:1", "-o", "-").stderr)
+
+
+@pytest.mark.usefixtures("here")
 def test_it_may_go_to_standard_output() -> None:
     done = preflight("init", "--hosts", CLOSED, "-o", "-")
     assert (done.returncode, done.stderr) == (0, REFUSED + UNLEARNT)

@@ -47,17 +47,14 @@ def test_this_machine(tmp_path: Path) -> None:
     assert (key.stat().st_mode & 0o777, key.stat().st_size) == (0o600, 32)
 
 
-def test_the_same_names_in_all_recordings_of_one_user(tmp_path: Path) -> None:
+def test_the_same_names_in_all_recordings_of_one_user(tmp_path: Path, aloud: Aloud) -> None:
     one, two = (record(tmp_path, "localhost", "--only", "access", "-o", "-") for _ in range(2))
     assert one.returncode == two.returncode == 0
     assert re.fullmatch(TOLD.format(""), one.stderr)
     assert one.stdout == two.stdout
     other = record(tmp_path, "localhost", "--only", "access", "-o", "-", XDG_DATA_HOME="/proc/no")
     assert other.stdout != one.stdout
-    assert other.stderr.startswith(
-        "preflight: /proc/no/preflight/anonymise.key cannot be used: "
-        "names will differ from those in other recordings\n"
-    )
+    aloud(re.sub(r"\d+(?= answers)", "MANY", other.stderr))
     assert list(json.loads(one.stdout)["node"]) == ["read", "readlink", "environ", "uname"]
 
 
@@ -88,7 +85,7 @@ def test_a_node_that_is_not_reached(tmp_path: Path, aloud: Aloud) -> None:
     assert not (tmp_path / "gpu01.json").exists()
 
 
-def test_what_could_not_be_recorded_is_said(tmp_path: Path) -> None:
+def test_what_could_not_be_recorded_is_said(tmp_path: Path, aloud: Aloud) -> None:
     code = "CHECK = Check(probe=probe, judge=lambda facts, want: ok(''){})\n"
     bug = "def probe(node):\n    return 1 / 0\n\n" + code.format("")
     root = "def probe(node):\n    return 1\n\n" + code.format(", needs_root=True")
@@ -97,9 +94,7 @@ def test_what_could_not_be_recorded_is_said(tmp_path: Path) -> None:
     done = record(tmp_path, "localhost", "--checks", "checks", "--only", "site")
     assert done.returncode == 3
     first, *others = done.stderr.splitlines()
-    assert first == (
-        "preflight: not recorded: what site.bug asks: ZeroDivisionError: division by zero"
-    )
+    aloud(first)
     needs = "preflight: not recorded: what site.root asks: needs root"
     assert (needs in others) == (os.geteuid() != 0)
     assert load(tmp_path / "localhost.json").source

@@ -343,7 +343,9 @@ def test_a_jump_host_that_is_down_or_unknown_is_named(
     aloud(down, failure(client, node.port, jump=jump(bastion)))
 
 
-def test_a_jump_host_is_not_tried_again_after_it_failed(client: Client, listen: Listen) -> None:
+def test_a_jump_host_is_not_tried_again_after_it_failed(
+    client: Client, listen: Listen, aloud: Aloud
+) -> None:
     contacts: list[int] = []
 
     def count(sock: socket.socket) -> None:
@@ -355,7 +357,7 @@ def test_a_jump_host_is_not_tried_again_after_it_failed(client: Client, listen: 
     for _ in range(3):
         with pytest.raises(TransportError) as caught:
             transport.connect(spec)
-        assert caught.value.kind == "closed"
+        aloud(caught.value)
     assert contacts == [1]
 
 

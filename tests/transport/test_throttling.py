@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from preflight.errors import TransportError
+from tests.messages.aloud import Aloud
 from tests.transport.servers import ME, WAIT_S, Client, Server, StartSshd, run
 
 Listen = Callable[[Callable[[socket.socket], None]], int]
@@ -68,7 +69,7 @@ def test_a_server_that_stays_crowded(sshd: StartSshd, client: Client) -> None:
     assert (error.kind, error.message, error.hint) == ("throttled", turned_away(server), HINT)
 
 
-def test_a_server_that_punishes(client: Client, listen: Listen) -> None:
+def test_a_server_that_punishes(client: Client, listen: Listen, aloud: Aloud) -> None:
     contacts: list[int] = []
 
     def refuse(sock: socket.socket) -> None:
@@ -79,11 +80,8 @@ def test_a_server_that_punishes(client: Client, listen: Listen) -> None:
     port = listen(refuse)
     with pytest.raises(TransportError) as caught:
         client.connect(port)
-    assert caught.value.kind == "throttled"
-    assert caught.value.message == (
-        f"127.0.0.1:{port}: the server turns logins away, it says 'Not allowed at this time'"
-    )
     assert len(contacts) == 2
+    aloud(caught.value)
 
 
 def test_a_jump_host_that_was_crowded_once_is_tried_for_the_next_node(
