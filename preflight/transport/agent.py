@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 REQUEST_IDENTITIES, IDENTITIES_ANSWER = 11, 12
 SIGN_REQUEST, SIGN_RESPONSE = 13, 14
+FAILURE = b"\x05"
 RSA_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
 LIMIT_S = 10.0
 """For an answer; a key that wants a finger on a token is given up after it."""
@@ -66,7 +67,7 @@ class Agent:
                 size = int.from_bytes(head, "big")
                 reply = stream.read(size) if len(head) == 4 and size <= REPLY_LIMIT else b""
         if not reply or reply[0] != expected:
-            raise OSError(f"the agent answers {reply[:1]!r}")
+            raise OSError("it refused" if reply[:1] == FAILURE else "its answer makes no sense")
         return reply[1:]
 
 
@@ -77,14 +78,14 @@ class _Reply:
     def number(self) -> int:
         head, self._data = self._data[:4], self._data[4:]
         if len(head) < 4:
-            raise OSError("the agent's answer is cut short")
+            raise OSError("its answer is cut short")
         return int.from_bytes(head, "big")
 
     def string(self) -> bytes:
         size = self.number()
         value, self._data = self._data[:size], self._data[size:]
         if len(value) < size:
-            raise OSError("the agent's answer is cut short")
+            raise OSError("its answer is cut short")
         return value
 
 

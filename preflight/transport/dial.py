@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import shlex
 import signal
 import socket
 import subprocess
@@ -189,7 +190,7 @@ def _resolve(host: str, port: int, limit_s: float) -> list[tuple[int, Any]]:
             answers.put(error if isinstance(error, OSError) else socket.gaierror(str(error)))
 
     threading.Thread(target=ask, daemon=True).start()
-    hint = f"see `getent hosts {host}` here; give the node its address, or correct its name"
+    hint = no_name(host, "here")
     try:
         answer = answers.get(timeout=limit_s)
     except queue.Empty:
@@ -206,6 +207,12 @@ def _addresses(host: str, port: int, flags: int) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in found]
 
 
+def no_name(host: str, where: str) -> str:
+    """Return what to do about a name without an address."""
+    look = f"getent hosts {shlex.quote(host)}"
+    return f"see `{look}` {where}; give the node its address, or correct its name"
+
+
 def from_words(host: str, port: int, jump: str, words: str) -> TransportError:
     """Return why a jump host could not reach a server, told from the words it gave for it."""
     where = f"{endpoint(host, port)} from jump host {jump}"
@@ -217,7 +224,7 @@ def from_words(host: str, port: int, jump: str, words: str) -> TransportError:
         hint = f"see AllowTcpForwarding and PermitOpen in the sshd_config of {jump}"
         return TransportError("jump", f"{where}: the jump host does not forward: {words}", hint)
     if any(sign in words.lower() for sign in ("unknown host", "not known", "resol")):
-        hint = f"see `getent hosts {host}` there; give the node its address, or correct its name"
+        hint = no_name(host, "there")
         return TransportError(
             "unresolved", f"{where}: does not resolve there: {words.lower()}", hint
         )

@@ -117,7 +117,7 @@ class _Making:
         try:
             return self._agent.keys() if self._agent else ()
         except OSError as error:
-            message = f"the ssh-agent does not answer: {(error.strerror or str(error)).lower()}"
+            message = f"the ssh-agent cannot be used: {(error.strerror or str(error)).lower()}"
             hint = "see `ssh-add -l`; SSH_AUTH_SOCK may lead to one that has ended"
             self._problems.append(TransportError("agent", message, hint))
             return ()

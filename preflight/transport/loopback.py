@@ -20,6 +20,7 @@ from preflight.transport.own_limits import GIVEN, used_up
 from preflight.transport.ssh_config import local_user
 
 STDERR_TAIL = 2048
+KILLED = "see whether it was killed, and why: dmesg"
 END_S = 0.5
 """How long a command may take to end once its stdin has; then it is killed. Agents need 0.01 s."""
 
@@ -67,9 +68,7 @@ class LocalStream:
                     with contextlib.suppress(BlockingIOError):
                         data = data[os.write(self._stdin.fileno(), data) :]
         except (OSError, ValueError) as error:
-            raise TransportError(
-                "lost", "the agent on this machine has ended", "see dmesg"
-            ) from error
+            raise TransportError("lost", "the agent on this machine has ended", KILLED) from error
 
     def recv(self, size: int) -> bytes:
         """Return some bytes of its standard output."""
