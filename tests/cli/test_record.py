@@ -111,4 +111,4 @@ def test_a_bad_inventory(tmp_path: Path, text: str) -> None:
 def test_a_file_that_cannot_be_written_is_said_before_any_contact(tmp_path: Path) -> None:
     done = record(tmp_path, "localhost", "-o", "no/r.json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "preflight: no/r.json: cannot write: No such file or directory\n"
+    assert done.stderr == "preflight: no/r.json: cannot write: there is no folder 'no'\n"

@@ -126,7 +126,11 @@ class Grid:
             run=model.Run.model_validate(facts | run),
             verdict=overall([node.verdict for node in nodes]),
             want=model.WantModel(
-                launch={}, expect={}, waivers=waivers, require=[*(policy or Policy()).require], skip={}
+                launch={},
+                expect={},
+                waivers=waivers,
+                require=[*(policy or Policy()).require],
+                skip={},
             ),
             nodes=nodes,
             checks=[model.CheckModel(id=c, claim="It holds", level="quick") for c in self.checks],
