@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import cast
 
 import paramiko
@@ -65,6 +66,8 @@ class SshTransport:
         self._trust = Trust(warn)
         self._offers = Offers()
         self._hops = Hops(self._login)
+        self._destinations: dict[NodeSpec, Destination] = {}
+        self._seen: set[Path | None] = set()
 
     def validate(self, specs: Iterable[NodeSpec]) -> None:
         """See that what these logins need on this machine is there; nothing is contacted.
@@ -80,11 +83,18 @@ class SshTransport:
                     raise ConfigError(f"node {spec.name}: {error}") from error
 
     def _see(self, spec: NodeSpec) -> None:
-        there: Destination | None = destination(spec, self._config)
-        see_key(spec.ssh.key)
+        there: Destination | None = self._destination(spec)
+        if spec.ssh.key not in self._seen:
+            see_key(spec.ssh.key)
+            self._seen.add(spec.ssh.key)
         while there:
             self._trust.types(there)
             there = there.via
+
+    def _destination(self, spec: NodeSpec) -> Destination:
+        if spec not in self._destinations:
+            self._destinations[spec] = destination(spec, self._config)
+        return self._destinations[spec]
 
     def connect(self, spec: NodeSpec) -> SshConnection:
         """Log in.
@@ -93,7 +103,7 @@ class SshTransport:
             TransportError: of a kind that tells what went wrong.
         """
         try:
-            return self._login(destination(spec, self._config))
+            return self._login(self._destination(spec))
         except ConfigError as error:
             raise TransportError("configuration", str(error), "correct that file") from error
 
