@@ -285,8 +285,5 @@ def test_bad_input_is_one_line_and_contacts_nothing(bed: Testbed, kind: str) -> 
     done = bed.preflight(*args, "--json", str(bed.tmp_path / "never.json"))
     assert done.returncode == 2
     assert done.stdout == ""
-    assert (
-        len([line for line in done.stderr.splitlines() if "rror" in line or "preflight:" in line])
-        == 1
-    )
+    assert done.stderr.count("\n") == 1
     assert not (bed.tmp_path / "never.json").exists()
