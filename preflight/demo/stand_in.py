@@ -41,7 +41,10 @@ def furnish(node: Mapping[str, Any], exercises: Mapping[str, Mapping[str, Any]])
     """
     toolbox = importlib.import_module("preflight.node.toolbox")
     replay = importlib.import_module("preflight.node.replay")
+    child = importlib.import_module("preflight.node.child")
     vars(toolbox)["Toolbox"] = lambda: replay.Replay(node)
+    # no bug of the probe's: it could not look
+    vars(child)["Unobservable"] = (child.Unobservable, replay.Unrecorded)
     for module, answers in exercises.items():
         for function, answer in answers.items():
             vars(importlib.import_module(module))[function] = replayed(answer)

@@ -1,8 +1,9 @@
 """`Node` from a recording: the same door as `toolbox.py`, with a machine that is not there.
 
 A recording is JSON: for each method its answers by `key(args)`; an answer is the value, or
-`{"unobservable": message}`, or `{"absent": message}`. What was not recorded is refused, so that a
-probe can't pass by asking something else. Of use for cases and demos; `recorder.py` fills one.
+`{"unobservable": message}`, or `{"absent": message}`. What was not recorded is refused, in a way that
+no probe takes for an answer, so that none can pass by asking something else. Of use for cases and
+demos; `recorder.py` fills one.
 Sent to nodes when they are recorded: stdlib only, Python 3.8.
 """
 
@@ -13,10 +14,28 @@ from typing import Any, Mapping, Sequence
 from preflight.api import Absent, Account, Ran, Stat, StatVfs, Unobservable, Visit
 
 
+LONGEST = 80
+"""Characters of a question that a message shows."""
+
+
+class Unrecorded(LookupError):
+    """A recording has no answer; not `Unobservable`, which a probe may catch and go on."""
+
+    def __init__(self, question: str) -> None:
+        super().__init__(f"the recording has no answer to {question}; record it again")
+        self.question = question
+
+
 def key(*args: Any) -> str:
     """Return the words of a call as a recording writes them; a command as one line."""
     words = args[0] if args and isinstance(args[0], (list, tuple)) else args
     return " ".join(str(word) for word in words if word is not None)
+
+
+def question(method: str, *args: Any) -> str:
+    """Return a call in words; of a program that it carries only the interpreter."""
+    words = key(*args).split(" -c ")[0][:LONGEST]
+    return f"{method} {words!r}" if words else method
 
 
 class Replay:
@@ -33,11 +52,11 @@ class Replay:
         """Return a recorded answer.
 
         Raises:
-            LookupError: it was not recorded.
+            Unrecorded: it has none.
         """
         answers = self._recording.get(method, {})
         if key(*args) not in answers:
-            raise LookupError(f"not in the recording: {method} {key(*args)!r}")
+            raise Unrecorded(question(method, *args))
         value = answers[key(*args)]
         if isinstance(value, dict) and set(value) == {"absent"}:
             raise Absent(value["absent"])

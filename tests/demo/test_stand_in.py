@@ -76,7 +76,10 @@ def test_the_recording_answers(tmp_path: Path) -> None:
     with node(tmp_path) as session:
         assert ask(session, "facts").value == ["gpu01\n", 224, "gpu01"]
         problem = ask(session, "other").problem or {}
-    assert problem["message"] == "LookupError: not in the recording: read '/etc/passwd'"
+    assert problem == {
+        "kind": "unobservable",
+        "message": "the recording has no answer to read '/etc/passwd'; record it again",
+    }
 
 
 def exercised(session: Session) -> tuple[Any, Reply]:

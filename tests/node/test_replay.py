@@ -123,16 +123,17 @@ def test_what_could_not_be_seen() -> None:
     [
         ("read", ["/etc/hosts"], "read '/etc/hosts'"),
         ("run", [["ip", "link"]], "run 'ip link'"),
-        ("account", [], "account ''"),
+        ("run", [["python3", "-c", "import sys; sys.exit()"]], "run 'python3'"),
+        ("account", [], "account"),
         ("nvml", ["nvmlDeviceGetName", 1], "nvml 'nvmlDeviceGetName 1'"),
         ("visit", [["/data"]], "visit '/data'"),
-        ("environ", [], "environ ''"),
+        ("environ", [], "environ"),
     ],
 )
 def test_what_was_not_recorded(method: str, args: list[Any], said: str) -> None:
     with pytest.raises(LookupError) as caught:
         getattr(Replay({"read": {"/etc/passwd": ""}}), method)(*args)
-    assert str(caught.value) == f"not in the recording: {said}"
+    assert str(caught.value) == f"the recording has no answer to {said}; record it again"
 
 
 def test_recordings_are_files(tmp_path: Path) -> None:
