@@ -25,10 +25,14 @@ from typing import Any, Mapping
 from preflight.node import child, psutil_loader, toolbox
 from preflight.node.child import encode, problem, write_all
 
+GATHER_S = 0.01
+"""How long an answer waits for others: a packet costs all that handle it more than a frame."""
 END_S = 1.0
 """How long the agent waits at its end for killed children; one in D state never dies."""
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h: what children leave behind becomes the agent's own, so it can end it."""
+INTERPRETER = "preflight.node.interpreter"
+"""Is for another Python, which gets it as text."""
 DRIVER = "/proc/driver/nvidia"
 ENDING = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -93,6 +97,7 @@ class Agent:
         self.heard: dict[int, Call] = {}
         self.used: dict[str, float] = {}
         self.tail = self.out = b""
+        self.due: float = math.inf
         self.poller = select.poll()
         self.woken, self.waker = os.pipe()
 
@@ -126,27 +131,35 @@ class Agent:
         One that does not import is left to the children: there it is an answer.
         """
         for name in sorted(self.sources):
-            if name.startswith("preflight.node."):
+            if name.startswith("preflight.node.") and name != INTERPRETER:
                 with contextlib.suppress(ImportError):
                     importlib.import_module(name)
 
     def say(self, frame: Mapping[str, Any]) -> None:
-        """Write one frame, when this turn is over."""
+        """Write one frame, soon."""
         self.forward(encode(frame))
 
     def forward(self, line: bytes) -> None:
         """Add an encoded frame to what is written next; it begins a line even after noise."""
+        if not self.out:
+            self.due = time.monotonic() + GATHER_S
         self.out += b"\n" + self.tag + line
 
+    def settle(self) -> None:
+        """Write what was said when no answer is awaited that could go with it, or it is due."""
+        awaited = (call.deadline < math.inf and not call.answered for call in self.calls.values())
+        if self.out and (time.monotonic() >= self.due or not any(awaited)):
+            self.flush()
+
     def flush(self) -> None:
-        """Write what has been said since the last time: a packet costs more than a frame."""
-        out, self.out = self.out, b""
+        """Write what was said."""
+        out, self.out, self.due = self.out, b"", math.inf
         with contextlib.suppress(OSError):  # the controller is gone: end of stdin follows
             write_all(1, out)
 
     def turn(self) -> bool:
         """Wait for the next thing to happen and deal with it; False when stdin has ended."""
-        self.flush()
+        self.settle()
         for fd, _ in self.poller.poll(self.patience_ms()):
             if fd in self.heard:
                 self.hear(self.heard[fd])
@@ -160,7 +173,7 @@ class Agent:
 
     def patience_ms(self) -> int | None:
         """Return the time until the next deadline."""
-        first = min((call.deadline for call in self.calls.values()), default=math.inf)
+        first: float = min([self.due, *(call.deadline for call in self.calls.values())])
         if first == math.inf:
             return None
         return max(0, math.ceil((first - time.monotonic()) * 1000))
@@ -182,6 +195,7 @@ class Agent:
         elif frame["module"] == __name__:
             value = getattr(self, "do_" + frame["function"])(*frame["args"])
             self.say({"id": frame["id"], "value": value})
+            self.flush()  # the round trip of a ping is measured
         else:
             self.start(frame)
 
