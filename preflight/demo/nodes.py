@@ -15,8 +15,8 @@ COUNT = 6
 OF_THE_NODE = (
     (re.compile(r"\bgpu01\b"), "gpu{:02}"),
     (re.compile(r"\b00000001(?=-)"), "{:08}"),
-    (re.compile(r"(?<=\b10\.[23]0\.0\.)11\b"), "1{}"),
-    (re.compile(r"(?<=\b02:00:0a:(?:14|1e):00:)11\b"), "1{}"),
+    (re.compile(r"(?<=\b10\.20\.0\.)11\b"), "1{}"),
+    (re.compile(r"(?<=\b02:00:0a:14:00:)11\b"), "1{}"),
 )
 """What in the recording is of the first node alone, and how another one's is written: its name,
 the UUIDs, the last part of its addresses and MACs."""
@@ -33,7 +33,7 @@ class Fault(NamedTuple):
 
 def smaller_mtu(node: Answers) -> None:
     """Leave a NIC as it comes from the factory."""
-    node.psutil["net_if_stats"]["eth1"]["mtu"] = 1500
+    node.psutil["net_if_stats"]["eth0"]["mtu"] = 1500
 
 
 def older_driver(node: Answers) -> None:

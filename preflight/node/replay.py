@@ -1,9 +1,8 @@
 """`Node` from a recording: the same door as `toolbox.py`, with a machine that is not there.
 
 A recording is JSON: for each method its answers by `key(args)`; an answer is the value, or
-`{"unobservable": message}`, or `{"absent": message}`. What was not recorded is refused, in a way that
-no probe takes for an answer, so that none can pass by asking something else. Of use for cases and
-demos; `recorder.py` fills one.
+`{"unobservable": message}`, or `{"absent": message}`. What was not recorded is refused, so that a
+probe can't pass by asking something else. Of use for cases and demos; `recorder.py` fills one.
 Sent to nodes when they are recorded: stdlib only, Python 3.8.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from preflight.api import Absent, Account, Ran, Stat, StatVfs, Unobservable, Visit
-
 
 LONGEST = 80
 """Characters of a question that a message shows."""

@@ -24,7 +24,7 @@ from tests.messages.aloud import Aloud
 FILES = {"id_ed25519", "inventory.yaml", "known_hosts"}
 CAUSES = {
     ("gpu02", "software.driver", "NVIDIA driver 535.161.08, the 5 others have 550.54.15"),
-    ("gpu04", "network.mtu", "eth1 has MTU 1500, the 5 others have 9000"),
+    ("gpu04", "network.mtu", "eth0 has MTU 1500, the 5 others have 9000"),
     (
         "gpu05",
         "storage.mounts",
