@@ -8,7 +8,7 @@ once for each of its slots. Keys that say nothing of where a node is are left al
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,24 +26,24 @@ LEAST_PORT = 1024
 SLOTS = ("slots", "slot", "cpu", "count")
 USER = ("username", "user-name", "user_name", "user")
 
+MOST_LINE = 1 << 18
+"""Characters; 10,000 names of 25 fit on a line."""
+
 _SECTION = re.compile(r"\[[A-Za-z_][\w.-]*(?::[a-z]+)?\]")
 _COMMENT = re.compile(r"(?:^|\s)(?:#|//).*")
-
-
-@dataclass
-class _Listed:
-    """A node, the line that names it first, and its slots if every line of it says them."""
-
-    spec: NodeSpec
-    line: int
-    slots: int | None
+_RANK = re.compile(r"[0-9]{1,9}=.*")
 
 
 @dataclass
 class _Listing:
     """All that a file lists."""
 
-    nodes: dict[str, _Listed] = field(default_factory=dict)
+    nodes: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
+    """Each with the line that names it first."""
+    slots: dict[int | None, str] = field(default_factory=dict)
+    """All numbers of slots, None where there is none, each with the first node that has it."""
+    named: int = 0
+    """How often any node is named, lines that are the same counted once."""
     again: int = 0
     """Lines that name a node once more."""
 
@@ -53,19 +53,21 @@ class _Listing:
         Raises:
             ValueError: it was there with other settings, or there are too many.
         """
-        known = self.nodes.get(node.name)
-        if known is None:
-            if len(self.nodes) == MAX_NODES:
-                raise ValueError(f"more than {MAX_NODES:,} nodes up to here, which is the most")
-            self.nodes[node.name] = _Listed(node, line, slots)
-            return False
-        if known.spec != node:
+        self.named += 1
+        again = node.name in self.nodes
+        if self.named > MAX_NODES:
+            repeats = ", repeated ones too" if again or len(self.nodes) < MAX_NODES else ""
             raise ValueError(
-                f"{node.name!r} is there already, on line {known.line}, with another user or port; "
+                f"more than {MAX_NODES:,} nodes up to here{repeats}, which is the most"
+            )
+        known, first = self.nodes.setdefault(node.name, (node, line))
+        if known != node:
+            raise ValueError(
+                f"{node.name!r} is there already, on line {first}, with another user or port; "
                 "an inventory can give each a name of its own"
             )
-        known.slots = known.slots + slots if known.slots and slots else None
-        return True
+        self.slots.setdefault(slots, node.name)
+        return again
 
 
 def read(path: Path) -> Found:
@@ -84,7 +86,12 @@ def parsed(text: str, source: str) -> Found:
         ConfigError: a line is not right, or there is none.
     """
     listing = _Listing()
-    for line, words in _lines(text):
+    known: set[tuple[str, ...]] = set()
+    for line, words in _lines(text, source):
+        if words in known:  # not expanded again: a $PBS_NODEFILE is made of such lines
+            listing.again += 1
+            continue
+        known.add(words)
         try:
             again = [listing.add(line, node, slots) for node, slots in _nodes(words)]
         except ValueError as error:
@@ -92,29 +99,39 @@ def parsed(text: str, source: str) -> Found:
         listing.again += any(again)
     if not listing.nodes:
         raise ConfigError(f"{source}: names no node; write one a line, such as gpu01")
-    gpus, notes = _gpus(listing, source)
+    gpus, why = _gpus(listing)
+    notes = [f"{source}: {why}"] if why else []
     if listing.again:
         lines = "1 line names a node" if listing.again == 1 else f"{listing.again} lines name nodes"
         notes.append(f"{source}: {lines} for the second time or more; each node is taken once")
     cluster = Cluster(
         name=Path(source).stem or source,
         source=None,
-        nodes=tuple(listed.spec for listed in listing.nodes.values()),
+        nodes=tuple(node for node, _ in listing.nodes.values()),
         launch=Launch(gpus_per_node=gpus),
     )
     return Found(cluster, f"the host file {source}", tuple(notes))
 
 
-def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the words of each line that has any."""
+def _lines(text: str, source: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the number and the words of each line that has any.
+
+    Raises:
+        ConfigError: a line is too long.
+    """
     # not splitlines, which ends lines where no editor does
     for number, line in enumerate(text.split("\n"), 1):
-        words = re.sub(r"\s*=\s*", "=", _COMMENT.sub("", line)).split()
+        if len(line) > MOST_LINE:
+            raise ConfigError(
+                f"{source}:{number}: is longer than {MOST_LINE:,} characters; write one node a line"
+            )
+        parts = _COMMENT.sub("", line).split("=")
+        words = tuple("=".join(part.strip() for part in parts).split())
         if words:
             yield number, words
 
 
-def _nodes(words: list[str]) -> Iterator[tuple[NodeSpec, int | None]]:
+def _nodes(words: Sequence[str]) -> Iterator[tuple[NodeSpec, int | None]]:
     """Yield the nodes of one line, each with its slots.
 
     Raises:
@@ -123,6 +140,11 @@ def _nodes(words: list[str]) -> Iterator[tuple[NodeSpec, int | None]]:
     named, *others = words
     if _SECTION.fullmatch(named) or any(word.startswith("ansible_") for word in others):
         raise ValueError("this is an Ansible inventory; try preflight init --ansible FILE")
+    if named == "rank" and others and _RANK.fullmatch(others[0]):
+        raise ValueError(
+            "this is an Open MPI rankfile, which says where each process goes; give the host file "
+            "that mpirun has beside it"
+        )
     values = dict(map(_setting, others))
     slots = next((_number(key, values[key]) for key in SLOTS if key in values), None)
     user = next((values[key] for key in USER if values.get(key)), None)
@@ -149,12 +171,21 @@ def _number(key: str, text: str) -> int:
     return int(text)
 
 
-def _gpus(listing: _Listing, source: str) -> tuple[int | None, list[str]]:
-    """Return the GPUs a node that the slots stand for, and what is to be said of it."""
-    counts = {listed.slots for listed in listing.nodes.values()}
-    count = counts.pop()
-    if counts or not count:
-        return None, []
-    if count > MOST_GPUS:
-        return None, [f"{source}: {count} slots a node are taken for CPU cores, not for GPUs"]
-    return count, []
+def _gpus(listing: _Listing) -> tuple[int | None, str]:
+    """Return the GPUs a node that the slots stand for, or why they stand for none."""
+    (first, node), *others = listing.slots.items()
+    if others:
+        other, its = others[0]
+        numbers = f"{node} has {_told(first)}, {its} has {_told(other)}"
+        return None, f"slots differ ({numbers}) and are not taken for GPUs"
+    if not first:
+        return None, ""
+    if listing.again:  # Open MPI adds them up, others do not
+        return None, "slots of nodes that are named again are not taken for GPUs"
+    if first > MOST_GPUS:
+        return None, f"{first} slots a node are taken for CPU cores, not for GPUs"
+    return first, ""
+
+
+def _told(slots: int | None) -> str:
+    return "none" if slots is None else str(slots)

@@ -38,6 +38,8 @@ def entries(expression: str) -> Iterator[Entry]:
         if is_address(piece):
             yield Entry(piece, None, None)
             continue
+        if len(piece.split()) > 1:
+            raise ValueError(f"{shown(piece)} has a blank in it; commas part names: gpu1,gpu2")
         found = _ENTRY.fullmatch(piece)
         if not found:
             raise ValueError(f"{shown(piece)} is not [user@]host[:port]")

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from preflight.errors import ConfigError
 from preflight.node_names import MAX_NODES
 from preflight.sources import Found
-from preflight.sources.hostfile import parsed, read
+from preflight.sources.hostfile import MOST_LINE, parsed, read
 from tests.messages.aloud import Aloud
 
 
@@ -63,7 +63,7 @@ def test_all_that_may_stand_in_one() -> None:
     assert (found.cluster.name, found.origin, found.notes) == (
         "hosts",
         "the host file hosts.txt",
-        (),
+        ("hosts.txt: slots differ (gpu01 has none, gpu02 has 4) and are not taken for GPUs",),
     )
     assert found.cluster.launch.gpus_per_node is None
 
@@ -75,25 +75,37 @@ def test_all_that_may_stand_in_one() -> None:
         "a slots=8 max-slots=16\nb SLOTS = 8\n",
         "a:8\nb:8\n",
         "a count=8\nb cpu=8",
-        "a slots=4\nb slots=8\na slots=4\n",
     ],
 )
 def test_slots_that_are_equal_are_gpus(text: str) -> None:
     assert gpus(text) == 8
 
 
+AGAIN = "slots of nodes that are named again are not taken for GPUs"
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["a slots=8\nb slots=4", "a slots=8\nb", "a\na\na\nb\nb\nb", "a slots=0", "a max_slots=8"],
+    ("text", "why"),
+    [
+        ("a\na\na\nb\nb\nb", None),
+        ("a slots=0", None),
+        ("a max_slots=8", None),
+        ("a slots=96\nb slots=96\n", "96 slots a node are taken for CPU cores, not for GPUs"),
+        ("a slots=8\nb slots=4", "slots differ (a has 8, b has 4) and are not taken for GPUs"),
+        ("a slots=8\nb", "slots differ (a has 8, b has none) and are not taken for GPUs"),
+        ("a slots=8\nb slots=8\na slots=8\nb slots=8", AGAIN),
+        ("a slots=8\na slots=8  # more\nb slots=8", AGAIN),
+        ("a slots=8\nb slots=8\nb max_slots=8 slots=8", AGAIN),
+        (
+            "a slots=4\nb slots=8\na slots=4\n",
+            "slots differ (a has 4, b has 8) and are not taken for GPUs",
+        ),
+    ],
 )
-def test_slots_that_do_not_say_it_are_not(text: str) -> None:
+def test_slots_that_do_not_say_it_are_not(text: str, why: str | None) -> None:
     assert gpus(text) is None
-
-
-def test_slots_may_be_cores() -> None:
-    found = parsed("a slots=96\nb slots=96\n", "hosts")
-    assert found.cluster.launch.gpus_per_node is None
-    assert found.notes == ("hosts: 96 slots a node are taken for CPU cores, not for GPUs",)
+    notes = [note for note in parsed(text, "f").notes if "is taken once" not in note]
+    assert notes == ([f"f: {why}"] if why else [])
 
 
 def test_a_node_named_again_is_taken_once() -> None:
@@ -105,6 +117,18 @@ def test_a_node_named_again_is_taken_once() -> None:
     assert parsed("a\na", "f").notes == (
         "f: 1 line names a node for the second time or more; each node is taken once",
     )
+    assert parsed("a,a", "f").notes == parsed("a\na", "f").notes
+
+
+def test_repeats_are_many_only_where_they_cost_nothing(aloud: Aloud) -> None:
+    whole = f"n[1-{MAX_NODES}]\n"
+    assert len(parsed(whole * 100, "f").cluster.nodes) == MAX_NODES
+    told = []
+    for text in (whole + "n1 slots=8", "n1\n" + f"n[1-{MAX_NODES - 1}]\nn2 slots=8"):
+        with pytest.raises(ConfigError) as caught:
+            parsed(text, "f")
+        told.append(caught.value)
+    aloud(*told)
 
 
 BAD = [
@@ -123,6 +147,8 @@ BAD = [
     "[gpus:vars]",
     "a ansible_host=10.0.0.1",
     "nodes:\n- a",
+    "rank 0=gpu1 slot=0:0-3\nrank 1=gpu2 slot=0\n",
+    "rank 0 = gpu1 slot=0\n",
 ]
 
 
@@ -131,6 +157,13 @@ def test_what_is_wrong_is_said_with_its_line(text: str, aloud: Aloud) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(text, "f")
     aloud(caught.value, about=repr(text))
+
+
+def test_a_line_is_only_so_long(aloud: Aloud) -> None:
+    assert gpus("a" + " " * 200_000 + "slots = 8") == 8
+    with pytest.raises(ConfigError) as caught:
+        parsed("a\nb" + " " * MOST_LINE, "f")
+    aloud(caught.value)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, aloud: Aloud) -> None:

@@ -61,6 +61,8 @@ BAD = [
     "a@b@c",
     "[::zz]:22",
     "-oProxyCommand=x",
+    "gpu1 gpu2",
+    "gpu[1, 2]",
 ]
 
 
