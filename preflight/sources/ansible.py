@@ -1,6 +1,6 @@
 """The nodes of an Ansible inventory, INI or YAML: addresses, ports, users and key files.
 
-Only the variables of `TAKEN` are ever read: passwords and vaults stay where they are.
+Of variables only those of `TAKEN` are read: passwords and vaults stay where they are.
 Source: Ansible's guide "How to build your inventory" and the plugins ini, yaml and ssh.
 """
 
@@ -16,37 +16,12 @@ from preflight.errors import ConfigError
 from preflight.inventory import Cluster, NodeSpec, SshSettings
 from preflight.node_names import address_problem
 from preflight.sources import Found, ansible_ini, ansible_yaml
-from preflight.sources.ansible_groups import ALL, Variables
+from preflight.sources.ansible_groups import ALL, Groups, Variables, printed
+from preflight.sources.ansible_variables import LEFT, TAKEN
 from preflight.sources.hosts import LARGEST_PORT
 from preflight.yaml_lines import nearest, read_text, shown
 
 VAULT = "$ANSIBLE_VAULT"
-TAKEN = {
-    "address": ("ansible_host", "ansible_ssh_host"),
-    "port": ("ansible_port", "ansible_ssh_port"),
-    "user": ("ansible_user", "ansible_ssh_user"),
-    "key": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
-    "python": ("ansible_python_interpreter",),
-    "become": ("ansible_become", "ansible_sudo"),
-    "method": ("ansible_become_method",),
-    "connection": ("ansible_connection",),
-}
-"""Of several names for one thing the first that is set counts."""
-LEFT = {
-    **dict.fromkeys(
-        ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
-        "passwords are not copied, preflight logs in with keys",
-    ),
-    **dict.fromkeys(
-        ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
-        "passwords are not copied, ssh.become works only where sudo asks for none",
-    ),
-    **dict.fromkeys(
-        ("ansible_ssh_common_args", "ansible_ssh_extra_args"),
-        "not copied; a jump host goes under ssh.jump, all else into ~/.ssh/config",
-    ),
-}
-"""What people miss if nobody tells them that it was not taken."""
 SSH = ("ssh", "smart", "paramiko", "paramiko_ssh", "ansible.builtin.ssh")
 LOCAL = ("local", "ansible.builtin.local")
 SUDO = ("sudo", "ansible.builtin.sudo")
@@ -61,6 +36,8 @@ def read(path: Path, group: str | None) -> Found:
     Raises:
         ConfigError: it cannot be read, is encrypted, or something in it is not right.
     """
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a directory; {printed(str(path))}")
     text = read_text(path)
     beside = [name for name in BESIDE if (path.parent / name).is_dir()]
     return parsed(text, str(path), group, beside)
@@ -84,6 +61,8 @@ def parsed(
         raise ConfigError(
             f"{source}: is encrypted with Ansible Vault; give what `ansible-vault view` shows of it"
         )
+    if text.startswith("#!"):
+        raise ConfigError(f"{source}: is a program; {printed(source)}")
     groups = (ansible_yaml if _is_yaml(text, source) else ansible_ini).read(text, source)
     if group is not None and group not in groups:
         raise ConfigError(f"--group: {source} has no group {shown(group)}{nearest(group, groups)}")
@@ -94,12 +73,12 @@ def parsed(
     if not hosts:
         raise ConfigError(f"{source}: lists no host{f' in the group {group!r}' if group else ''}")
     notes = _Notes()
-    nodes = tuple(_node(name, its, source, notes) for name, its in hosts.items())
+    nodes = tuple(_node(name, its, groups, notes) for name, its in hosts.items())
     lines = notes.lines()
     if beside:
         lines.append(
-            f"{' and '.join(beside)} beside {source} are not read; what is in them too comes from "
-            f"ansible-inventory -i {source} --list --yaml"
+            f"{' and '.join(beside)} beside {source} are not read; to have what is in them too, "
+            f"{printed(source)}"
         )
     cluster = Cluster(name=group or Path(source).stem or source, source=None, nodes=nodes)
     whole = f"the Ansible inventory {source}"
@@ -131,7 +110,7 @@ class _Notes:
         ]
 
 
-def _node(name: str, variables: Variables, source: str, notes: _Notes) -> NodeSpec:
+def _node(name: str, variables: Variables, groups: Groups, notes: _Notes) -> NodeSpec:
     """Return one host as a node.
 
     Raises:
@@ -139,10 +118,12 @@ def _node(name: str, variables: Variables, source: str, notes: _Notes) -> NodeSp
     """
     taken = _taken(name, variables, notes)
     address = taken.get("address")
+    place = f"{groups.source}:{groups.lines[name]}"
     if problem := address_problem(name):
-        raise ConfigError(f"{source}: {problem}")
+        advice = printed(groups.source)
+        raise ConfigError(f"{place}: {problem}; if this file is of another kind, {advice}")
     if address and (problem := address_problem(address)):
-        raise ConfigError(f"{source}: host {name}: ansible_host: {problem}")
+        raise ConfigError(f"{place}: host {name}: ansible_host: {problem}")
     if taken.get("connection") in LOCAL:
         return NodeSpec(name=name, transport="local")
     if taken.get("connection", "ssh") not in SSH:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import graphlib
 import itertools
-import math
 import re
+import shlex
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from preflight.node_names import MAX_NODES, is_address
-from preflight.yaml_lines import shown
+from preflight.sources.ansible_variables import known
+from preflight.yaml_lines import shortened, shown
 
 ALL, UNGROUPED = "all", "ungrouped"
 
+MOST_WRITTEN = 10 * MAX_NODES
+"""Names of hosts and groups, each as often as it is written: a host may be in several groups."""
+MOST_OF_CIRCLE = 4
+"""Groups of it that a message names."""
+
 Variables = Mapping[str, Any]
+Place = tuple[int, str]
+"""The depth of a group and its name: where several set a variable, the largest counts."""
 
 _RANGE = re.compile(
     r"(?:(?P<first>[0-9]{0,9}):(?P<last>[0-9]{1,9})|(?P<from>[A-Za-z]):(?P<to>[A-Za-z]))"
@@ -34,29 +42,52 @@ class Group:
 
 
 class Groups(dict[str, Group]):
-    """All groups by name, and the variables that hosts have of their own."""
+    """All groups by name, and the variables that hosts have of their own.
 
-    def __init__(self) -> None:
+    Args:
+        source: the file's name.
+    """
+
+    def __init__(self, source: str) -> None:
         super().__init__({ALL: Group(), UNGROUPED: Group()})
+        self.source = source
         self.own: dict[str, dict[str, Any]] = {}
+        self.lines: dict[str, int] = {}
+        """Of each host, the line that names it first."""
+        self.written = 0
 
     def group(self, name: str) -> Group:
-        """Return a group, made if it is new."""
+        """Return a group, made if it is new.
+
+        Raises:
+            ValueError: too many names.
+        """
+        self._count(1)
         return self.setdefault(name, Group())
 
-    def add(self, group: str, pattern: str, variables: Variables) -> None:
+    def add(self, group: str, pattern: str, variables: Variables, line: int) -> None:
         """Put the hosts of a pattern such as `web[01:10]:2222` into a group.
 
         Raises:
             ValueError: a bad range, or too many hosts.
         """
         host, port = split_port(pattern)
-        for name in expanded(host):
-            self.group(group).hosts[name] = None
-            own = self.own.setdefault(name, {})
-            own.update(({"ansible_port": port} if port else {}) | dict(variables))
+        names = expanded(host)
+        self._count(len(names))
+        its = ({"ansible_port": port} if port else {}) | known(variables)
+        for name in names:
+            self[group].hosts[name] = None
+            self.own.setdefault(name, {}).update(its)
+            self.lines.setdefault(name, line)
         if len(self.own) > MAX_NODES:
             raise ValueError(f"more than {MAX_NODES:,} hosts up to here, which is the most")
+
+    def _count(self, names: int) -> None:
+        self.written += names
+        if self.written > MOST_WRITTEN:
+            raise ValueError(
+                f"more than {MOST_WRITTEN:,} names up to here, repeated ones too, which is the most"
+            )
 
     def variables(self, wanted: str) -> dict[str, Variables]:
         """Return the hosts of a group, as they are written, each with all its variables.
@@ -72,29 +103,53 @@ class Groups(dict[str, Group]):
             for child in group.children.keys() - {ALL}:
                 parents[child].add(name)
         depths: dict[str, int] = {}
-        around: dict[str, set[str]] = {}
+        inside: set[str] = set()
+        setters: dict[str, dict[str, Place]] = {}
         for name in _outermost_first(parents):
             depths[name] = max((depths[parent] + 1 for parent in parents[name]), default=0)
-            around[name] = {name}.union(*(around[parent] for parent in parents[name]))
-        groups_of: dict[str, set[str]] = {host: {ALL} for host in self.own}
+            if name == wanted or not inside.isdisjoint(parents[name]):
+                inside.add(name)
+            own = dict.fromkeys(self[name].variables, (depths[name], name))
+            setters[name] = _innermost(setters[parent] for parent in parents[name]) | own
+        groups_of: dict[str, list[str]] = {host: [ALL] for host in self.own}
         for name, group in self.items():
             for host in group.hosts:
-                groups_of[host] |= around[name]
-        found: dict[str, Variables] = {}
-        for host, groups in groups_of.items():
-            if wanted in groups:
-                ordered = sorted(groups, key=lambda name: (depths[name], name))
-                inherited = (self[name].variables.items() for name in ordered)
-                found[host] = dict(itertools.chain(*inherited)) | self.own[host]
-        return found
+                groups_of[host].append(name)
+        return {
+            host: {
+                variable: self[name].variables[variable]
+                for variable, (_, name) in _innermost(setters[group] for group in groups).items()
+            }
+            | self.own[host]
+            for host, groups in groups_of.items()
+            if not inside.isdisjoint(groups)
+        }
+
+
+def _innermost(several: Iterable[Mapping[str, Place]]) -> dict[str, Place]:
+    """Return for each variable the innermost of the groups that set it."""
+    found: dict[str, Place] = {}
+    for setters in several:
+        for variable, place in setters.items():
+            found[variable] = max(place, found.get(variable, place))
+    return found
 
 
 def _outermost_first(parents: Mapping[str, set[str]]) -> Sequence[str]:
     try:
         return tuple(graphlib.TopologicalSorter(parents).static_order())
     except graphlib.CycleError as error:
-        circle = " in ".join(error.args[1])
-        raise ValueError(f"groups are in a circle, {circle}; take one out of the other") from error
+        circle = error.args[1]
+        words = map(shortened, circle if len(circle) <= MOST_OF_CIRCLE else circle[:MOST_OF_CIRCLE])
+        more = f" and so on, {len(circle) - 1} in all" if len(circle) > MOST_OF_CIRCLE else ""
+        raise ValueError(
+            f"groups are in a circle, {' in '.join(words)}{more}; take one out of the other"
+        ) from error
+
+
+def printed(source: str) -> str:
+    """Return the advice to give what Ansible itself makes of an inventory."""
+    return f"give what `ansible-inventory -i {shlex.quote(source)} --list --yaml` prints"
 
 
 def split_port(pattern: str) -> tuple[str, int | None]:
@@ -115,14 +170,15 @@ def expanded(pattern: str) -> list[str]:
     """
     if not re.fullmatch(r"[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*", pattern):
         raise ValueError(f"{shown(pattern)}: brackets do not pair; write a range like web[01:10]")
-    parts = [
-        _words(part) if place % 2 else [part]
-        for place, part in enumerate(re.split(r"[\[\]]", pattern))
-    ]
-    if math.prod(map(len, parts)) > MAX_NODES:
-        raise ValueError(
-            f"{shown(pattern)} stands for more than {MAX_NODES:,} hosts, which is the most"
-        )
+    parts: list[Sequence[str]] = []
+    count = 1
+    for place, part in enumerate(re.split(r"[\[\]]", pattern)):
+        parts.append(_words(part) if place % 2 else [part])
+        count *= len(parts[-1])
+        if count > MAX_NODES:
+            raise ValueError(
+                f"{shown(pattern)} stands for more than {MAX_NODES:,} hosts, which is the most"
+            )
     return ["".join(words) for words in itertools.product(*parts)]
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from preflight.errors import ConfigError
-from preflight.sources.ansible_groups import Groups
+from preflight.sources.ansible_groups import Groups, printed
+from preflight.sources.ansible_variables import known
 from preflight.yaml_lines import Document, Where, parse, shown
 
 KEYS = ("hosts", "vars", "children")
@@ -25,16 +26,36 @@ def read(text: str, source: str) -> Groups:
     document = parse(text, source)
     # tags such as !vault and !unsafe are Ansible's; what is encrypted shows itself by its text
     document.problems = [one for one in document.problems if not one.message.startswith("tag ")]
-    groups = Groups()
+    groups = Groups(source)
+    _refuse_other_kinds(document.value, source)
     for name, inside in _mapping(document, (), document.value).items():
         _group(document, (name,), name, inside, groups)
     document.refuse_problems()
     return groups
 
 
+def _refuse_other_kinds(value: Any, source: str) -> None:
+    """Refuse files that look like an inventory and are none.
+
+    Raises:
+        ConfigError: says what it is, and what to give.
+    """
+    if not isinstance(value, dict):
+        return
+    if isinstance(plugin := value.get("plugin"), str):
+        what = f"is the configuration of the plugin {shown(plugin)}, which finds hosts elsewhere"
+        raise ConfigError(f"{source}: {what}; {printed(source)}")
+    if "_meta" in value:
+        raise ConfigError(f"{source}: is what --list prints without --yaml; {printed('INVENTORY')}")
+
+
 def _group(document: Document, where: Where, name: str, value: Any, groups: Groups) -> None:
     """Read a group and all that are in it."""
-    group = groups.group(name)
+    try:
+        group = groups.group(name)
+    except ValueError as error:
+        document.blame(where, str(error))
+        return
     written = _mapping(document, where, value)
     for key in written.keys() - set(KEYS):
         document.blame((*where, key), f"unknown key; a group has only {', '.join(KEYS)}")
@@ -42,10 +63,10 @@ def _group(document: Document, where: Where, name: str, value: Any, groups: Grou
     for host, variables in inside["hosts"].items():
         place = (*where, "hosts", host)
         try:
-            groups.add(name, host, _mapping(document, place, variables))
+            groups.add(name, host, _mapping(document, place, variables), document.line(place))
         except ValueError as error:
             document.blame(place, str(error))
-    group.variables.update(inside["vars"])
+    group.variables |= known(inside["vars"])
     for child, more in inside["children"].items():
         group.children[child] = None
         _group(document, (*where, "children", child), child, more, groups)

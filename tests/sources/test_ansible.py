@@ -10,9 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 
 from preflight.errors import ConfigError
+from preflight.node_names import MAX_NODES
 from preflight.sources import Found
 from preflight.sources.ansible import parsed, read
-from preflight.sources.ansible_groups import expanded
+from preflight.sources.ansible_groups import MOST_WRITTEN, expanded
+from preflight.sources.ansible_ini import MOST_LINE
 from tests.messages.aloud import Aloud
 
 
@@ -228,8 +230,8 @@ def test_variables_in_files_of_their_own_are_missed_aloud(tmp_path: Path) -> Non
     path = tmp_path / "hosts"
     path.write_text("a")
     assert read(path, None).notes == (
-        f"group_vars beside {path} are not read; what is in them too comes from "
-        f"ansible-inventory -i {path} --list --yaml",
+        f"group_vars beside {path} are not read; to have what is in them too, "
+        f"give what `ansible-inventory -i {path} --list --yaml` prints",
     )
 
 
@@ -270,6 +272,10 @@ BAD = [
     "all:\n  hosts: [a]",
     "all:\n  hots: {a: }",
     "all:\n  hosts:\n    g[1:: }",
+    "all:\n  hosts:\n    a: {ansible_host: 10.0.0.1}\n    a b:\n",
+    "import os\n",
+    "#!/usr/bin/env python3\nprint({})\n",
+    '{"_meta": {"hostvars": {}}, "all": {"children": ["gpus"]}, "gpus": {"hosts": ["a"]}}',
 ]
 
 
@@ -279,6 +285,54 @@ def test_what_is_wrong_is_said_in_a_line(text: str, aloud: Aloud) -> None:
         parsed(text, "hosts")
     assert "hunter" not in str(caught.value)
     aloud(caught.value, about=repr(text))
+
+
+def test_the_configuration_of_a_plugin(aloud: Aloud) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed("plugin: amazon.aws.aws_ec2\nregions: [eu-west-1]\n", "my hosts.aws_ec2.yml")
+    aloud(caught.value)
+
+
+def test_a_folder(tmp_path: Path, aloud: Aloud) -> None:
+    (tmp_path / "my hosts").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path / "my hosts", None)
+    aloud(caught.value)
+
+
+def circle(groups: int) -> str:
+    return "n\n" + "".join(f"[g{i}:children]\ng{(i + 1) % groups}\n" for i in range(groups))
+
+
+MUCH = {
+    "a long line": "n\nm x=" + "y" * MOST_LINE,
+    "the same hosts again and again": f"n[1:{MAX_NODES}]\n" * 11,
+    "many groups": "n\n" + "".join(f"[g{i}]\n" for i in range(MOST_WRITTEN)),
+    "a large circle": circle(1000),
+    "many ranges in one": "n" + "[1:100]" * 1000,
+}
+
+
+@pytest.mark.parametrize("what", MUCH)
+def test_too_much(what: str, aloud: Aloud) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(MUCH[what], "hosts")
+    aloud(caught.value, about=what)
+
+
+def test_too_much_as_yaml(aloud: Aloud) -> None:
+    groups = "".join(f"g{i}: {{hosts: {{'n[1:{MAX_NODES}]': }}}}\n" for i in range(11))
+    with pytest.raises(ConfigError) as caught:
+        parsed(groups, "hosts.yml")
+    aloud(caught.value)
+
+
+def test_groups_may_be_as_deep_as_they_like() -> None:
+    chain = [f"[g{i}:children]\ng{i + 1}\n[g{i}:vars]\nansible_user=u{i}\n" for i in range(5000)]
+    text = "".join(chain) + "[g5000]\nn ansible_port=22\n[g1:vars]\nansible_become=yes\n"
+    assert nodes(parsed(text, "hosts", "g2500")) == {
+        "n": {"user": "u4999", "port": 22, "become": "sudo"}
+    }
 
 
 def test_a_group_that_there_is_not(aloud: Aloud) -> None:
