@@ -165,5 +165,5 @@ def say_what_is_missing(cluster: Cluster, seen: Learnt) -> None:
     """Say what the nodes did not tell."""
     if seen.gpus.value is None and cluster.launch.gpus_per_node is None:
         options.say(f"launch.gpus_per_node was not learnt: {seen.gpus.why}")
-    if seen.interface.value is None:
+    if seen.interface.value is None or not seen.interface.is_sure:
         options.say(f"launch.interface was not learnt: {seen.interface.why}")

@@ -119,6 +119,8 @@ def _expect(learnt: Learnt) -> Iterator[str]:
 def _learnt(key: str, seen: Seen, sample: str) -> Iterator[str]:
     if seen.value is None:
         yield from _comment(f"{key}: {sample}", f"not learnt: {seen.why}", indent="  ")
+    elif not seen.is_sure:
+        yield from _comment(f"{key}: {_scalar(seen.value)}", seen.why, indent="  ")
     else:
         yield _line(f"  {key}: {_scalar(seen.value)}", seen.why)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from preflight.node.mounts import Mounts
-from preflight.node.net import Network, main_interfaces
+from preflight.node.net import IFNAME, INNER, Network, main_interfaces, reachable
 from preflight.node.nvml import Gpus
 from preflight.report.folding import some
 
@@ -25,6 +25,8 @@ class Seen(NamedTuple):
     value: Any
     why: str
     """On how many nodes it was seen, or why there is no value."""
+    is_sure: bool = True
+    """False: it is one of several that it might be, and nobody said which."""
 
 
 class Learnt(NamedTuple):
@@ -55,10 +57,16 @@ def learnt(
     names = {node: [one["name"] for one in plane] for node, plane in planes.items()}
     mtus = {node: plane[0]["mtu"] for node, plane in planes.items() if plane}
     entries = _shared([*mounts.values()])
+    interface, mtu = _interface(nodes, names), _alike(nodes, mtus)
+    others = _others(networks)
+    if interface.value is not None and others:
+        too = f"{_listed(others)} {'are' if len(others) > 1 else 'is'} there too"
+        mtu = mtu._replace(why=f"of {interface.value}; {too}")
+        interface = Seen(interface.value, f"NCCL would pick {interface.value}; {too}", False)
     return Learnt(
         gpus=_gpus(nodes, gpus),
-        interface=_interface(nodes, names),
-        mtu=_alike(nodes, mtus),
+        interface=interface,
+        mtu=mtu,
         mounts=Seen(entries, _on(nodes, len(mounts))),
     )
 
@@ -106,6 +114,25 @@ def _interface(nodes: int, names: Mapping[str, Sequence[str]]) -> Seen:
     if any(len(several) != 1 for several in names.values()):
         return Seen(None, f"NCCL would take {seen.value}")
     return seen
+
+
+def _others(networks: Mapping[str, Network]) -> list[str]:
+    """Return what the data plane could be too, where NCCL is left to choose."""
+    found: dict[str, None] = {}
+    for fact in networks.values():
+        chosen = fact["data_plane"]
+        if not chosen["why"].startswith(IFNAME):
+            for one in fact["interfaces"]:
+                outer = one["running"] and reachable(one) and one["kind"] not in INNER
+                if outer and one["name"] not in chosen["names"]:
+                    found[one["name"]] = None
+    return [*found]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return `a, b and c`, the rest of many only counted."""
+    few = names if len(names) <= FEW else [*names[: FEW - 1], f"{len(names) - FEW + 1} more"]
+    return " and ".join(filter(None, (", ".join(few[:-1]), few[-1])))
 
 
 def _shared(facts: Sequence[Mounts]) -> list[dict[str, str]]:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from preflight import catalog
-from preflight.inventory import load
+from preflight.cli.init import say_what_is_missing
+from preflight.inventory import load, this_machine
+from preflight.sources.learnt import Learnt, Seen
 from tests.messages.aloud import Aloud
 
 CLOSED = "127.0.0.1:1"
@@ -82,6 +84,14 @@ def test_it_may_go_to_standard_output() -> None:
     assert "\nssh:\n  # user: ubuntu\n" in done.stdout
     assert "\n  port: 1\n" in done.stdout
     assert "\nnodes:\n  - 127.0.0.1\n" in done.stdout
+
+
+def test_an_interface_that_is_not_sure_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    pick = Seen("eth0", "NCCL would pick eth0; eth1 is there too", is_sure=False)
+    say_what_is_missing(this_machine(), Learnt(Seen(8, ""), pick, Seen(1500, ""), Seen([], "")))
+    assert capsys.readouterr().err == (
+        "preflight: launch.interface was not learnt: NCCL would pick eth0; eth1 is there too\n"
+    )
 
 
 def test_a_file_is_not_replaced_unasked(here: Path, aloud: Aloud) -> None:

@@ -97,6 +97,16 @@ def test_what_is_promised_goes_before_what_is_seen() -> None:
         assert f"  gpus_per_node: 8                  # by the host file hosts{words}\n" in text
 
 
+def test_one_of_several_interfaces_is_not_promised() -> None:
+    interface = Seen("eth0", "NCCL would pick eth0; eth1 is there too", is_sure=False)
+    mtu = Seen(1500, "of eth0; eth1 is there too")
+    text = draft(found(*plain("a")), FULL._replace(interface=interface, mtu=mtu), [], "i.yaml")
+    line = "  # interface: eth0                 # NCCL would pick eth0; eth1 is there too\n"
+    assert line in text
+    assert "  # mtu: 1500                       # of eth0; eth1 is there too\n" in text
+    assert load_text(text, "i.yaml", EXPECTS).launch.interface is None
+
+
 def test_nothing_learnt_still_loads() -> None:
     text = draft(found(*plain("a", "b")), SILENCE, ["a", "b"], "i.yaml")
     assert "  # gpus_per_node: 8                # not learnt: no node answered\n" in text

@@ -15,9 +15,11 @@ def gpus(count: int, **more: Any) -> Any:
     return {**whole, "device_files": count, **more}
 
 
-def network(*names: str, mtu: int = 1500) -> Any:
-    interfaces = [{"name": name, "mtu": mtu} for name in names]
-    return {"interfaces": interfaces, "data_plane": {"names": list(names)}}
+def network(*names: str, mtu: int = 1500, why: str = "NCCL's choice", besides: Any = ()) -> Any:
+    one = {"mtu": mtu, "running": True, "kind": "physical", "addresses": ["10.0.0.1"]}
+    interfaces = [{**one, "name": name} for name in names]
+    interfaces += [{**one, "mtu": 9000, **more} for more in besides]
+    return {"interfaces": interfaces, "data_plane": {"names": list(names), "why": why}}
 
 
 def mount(path: str, source: str = "nas:/x", kind: str = "nfs4") -> dict[str, str]:
@@ -114,6 +116,42 @@ def test_a_container_that_is_given_a_part_of_the_machine_is_whole() -> None:
 )
 def test_a_data_plane_that_is_not_one_interface(names: list[str], why: str) -> None:
     assert seen(net={"a": network(*names), "b": network(*names)}).interface == Seen(None, why)
+
+
+def test_an_interface_that_is_one_of_several_is_only_suggested() -> None:
+    net = {node: network("eth0", besides=[{"name": "eth1"}]) for node in "ab"}
+    assert seen(net=net)[1:3] == (
+        Seen("eth0", "NCCL would pick eth0; eth1 is there too", is_sure=False),
+        Seen(1500, "of eth0; eth1 is there too"),
+    )
+    several = [{"name": f"eth{place}"} for place in range(1, 6)]
+    for count, words in (
+        (2, "eth1 and eth2"),
+        (3, "eth1, eth2 and eth3"),
+        (5, "eth1, eth2 and 3 more"),
+    ):
+        found = seen(1, net={"a": network("eth0", besides=several[:count])})
+        assert found.interface.why == f"NCCL would pick eth0; {words} are there too"
+
+
+@pytest.mark.parametrize(
+    "no_other",
+    [
+        {"name": "docker0", "kind": "bridge"},
+        {"name": "eth1", "running": False},
+        {"name": "eth1", "addresses": []},
+        {"name": "eth1", "addresses": ["169.254.1.1", "fe80::1"]},
+    ],
+)
+def test_what_cannot_be_the_data_plane_is_no_choice(no_other: dict[str, Any]) -> None:
+    found = seen(1, net={"a": network("eth0", besides=[no_other])})
+    assert found.interface == Seen("eth0", "seen on all nodes")
+
+
+def test_who_names_the_interface_has_chosen() -> None:
+    why = "NCCL_SOCKET_IFNAME=eth1 (the shell)"
+    found = seen(1, net={"a": network("eth1", why=why, besides=[{"name": "eth0"}])})
+    assert found.interface == Seen("eth1", "seen on all nodes")
 
 
 def test_a_mount_that_comes_from_elsewhere_has_no_source() -> None:
