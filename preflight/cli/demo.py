@@ -8,16 +8,17 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
 
-from preflight.api import PASS, SKIP
+from preflight.api import FAIL, PASS, WARN
 from preflight.cli import run
 from preflight.demo import cluster
 from preflight.demo.nodes import FAULTS, nodes
 from preflight.errors import ConfigError, PreflightError
+from preflight.judge import REACH
 from preflight.node_names import address_problem
 from preflight.recording import Recording, load
 from preflight.report.folding import folded
@@ -25,9 +26,9 @@ from preflight.report.model import Report, read
 
 FOLDER = "preflight-demo"
 BEFORE = """\
-The nodes {names} are simulated. Logins, agents and checks are real, by
-SSH to 127.0.0.1; what a machine answers comes from a recording, and so does
-what the nodes say to each other: nothing is sent between them.
+The {nodes} simulated. Logins, agents and checks are real, by
+SSH to 127.0.0.1; what a machine answers comes from a recording, and nothing is
+sent between nodes.
 
 $ {program} run {inventory}
 """
@@ -41,7 +42,7 @@ By hand, in two terminals:
 On nodes of your own:
   {program} run --hosts 'gpu[01-08]'"""
 SERVING = """\
-The simulated nodes {names} are up on 127.0.0.1 until Ctrl-C.
+The simulated {nodes} up on 127.0.0.1 until Ctrl-C.
 In another terminal:
   {program} run {inventory}"""
 
@@ -69,7 +70,7 @@ def command(recordings: tuple[Path, ...], folder: Path, serve: bool) -> int:
     with cluster.up(folder, machines) as inventory:
         words = {
             "program": program(),
-            "names": folded(machines),
+            "nodes": counted(machines),
             "inventory": shlex.quote(str(inventory)),
         }
         if serve:
@@ -79,13 +80,19 @@ def command(recordings: tuple[Path, ...], folder: Path, serve: bool) -> int:
         click.echo(BEFORE.format(**words))
         code, report = checked(inventory)
     if recordings:
-        click.echo("\nThe nodes above are simulated.")
+        click.echo(f"\nThe {counted(machines)} simulated.")
         return code
     see_found(report)
     lines = [f"  {node}  {fault.words}" for node, fault in FAULTS.items()]
     other = "" if folder == Path(FOLDER) else f" --folder {shlex.quote(str(folder))}"
     click.echo(AFTER.format(faults="\n".join(lines), folder=other, **words))
     return 0
+
+
+def counted(machines: Collection[str]) -> str:
+    """Return the nodes' names with the verb that goes with one or many."""
+    names = folded(machines)
+    return f"node {names} is" if len(machines) == 1 else f"nodes {names} are"
 
 
 def own(paths: Sequence[Path]) -> dict[str, Recording]:
@@ -111,7 +118,7 @@ def program() -> str:
 
 
 def wait() -> None:
-    """Wait for Ctrl-C, or for SIGTERM, which is how others say the same.
+    """Wait for Ctrl-C, or for SIGTERM or the end of the terminal, which say the same.
 
     By a pipe: a signal that comes while the servers' threads are busy may be taken by one of them,
     and then does not wake this one from a lock.
@@ -119,8 +126,9 @@ def wait() -> None:
     come, tell = os.pipe()
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup(1)
+            signal.signal(number, lambda *_: None)
     os.read(come, 1)
 
 
@@ -134,12 +142,16 @@ def checked(inventory: Path) -> tuple[int, Report]:
 
 
 def see_found(report: Report) -> None:
-    """See that the run told the three faults, and nothing else.
+    """See that the run told the three faults, and blamed nothing else.
 
     Raises:
         PreflightError: it did not.
     """
-    wrong = {(row.node, row.check) for row in report.results if row.status not in {PASS, SKIP}}
+    if any(row.check == REACH and row.status != PASS for row in report.results):
+        raise PreflightError(
+            "the demo did not reach all of its nodes; see the reasons above, then try again"
+        )
+    wrong = {(row.node, row.check) for row in report.results if row.status in {FAIL, WARN}}
     told = {(*cause.nodes, cause.check) for cause in report.causes}
     if not wrong == told == {(node, fault.check) for node, fault in FAULTS.items()}:
         raise PreflightError("the demo did not show the faults that it put in: please report this")

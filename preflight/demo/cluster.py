@@ -14,11 +14,13 @@ from pathlib import Path
 
 import yaml
 
+from preflight import catalog, inventory
+from preflight.api import Want
 from preflight.demo import stand_in
+from preflight.demo.answered import unanswered
 from preflight.demo.server import HOST, Server, new_key
 from preflight.errors import ConfigError
 from preflight.recording import Recording
-from preflight.transport.known_hosts import host_name
 
 INVENTORY, KEY, KNOWN_HOSTS = "inventory.yaml", "id_ed25519", "known_hosts"
 MARK = "# Written anew by each `preflight demo`: to change it, change a copy."
@@ -48,24 +50,39 @@ def up(folder: Path, nodes: Mapping[str, Recording]) -> Iterator[Path]:
     """
     logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # it would write on the terminal
     client, client_text = new_key()
+    host_key, _ = new_key()
     with claimed(folder), tempfile.TemporaryDirectory(prefix="preflight-demo-") as made:
         programs = furnished(Path(made))
         entries: list[dict[str, object]] = []
-        hosts: list[str] = []
         with contextlib.ExitStack() as ending:
             for name, recording in nodes.items():
                 file = Path(made, f"{name}.json")
                 file.write_text(recording.to_json(), encoding="utf-8")
                 environment = {"PATH": str(programs), "HOME": made, stand_in.RECORDING: str(file)}
-                host_key, _ = new_key()
                 server = Server(host_key, client, {**os.environ, **environment})
                 ending.callback(server.close)
                 entries.append({"name": name, "address": HOST, "ssh": {"port": server.port}})
-                known = f"{host_key.get_name()} {host_key.get_base64()}"
-                hosts.append(f"{host_name(HOST, server.port)} {known}\n")
-            inventory = written(entries, next(iter(nodes.values())))
-            write(folder, {INVENTORY: inventory, KNOWN_HOSTS: "".join(hosts), KEY: client_text})
+            # whatever a HostKeyAlias of the user's makes of the name
+            known = f"* {host_key.get_name()} {host_key.get_base64()}\n"
+            first = next(iter(nodes.values()))
+            write(
+                folder, {INVENTORY: written(entries, first), KNOWN_HOSTS: known, KEY: client_text}
+            )
+            if skips := unanswered_by(nodes, folder / INVENTORY):
+                write(folder, {INVENTORY: written(entries, first, skips)})
             yield folder / INVENTORY
+
+
+def unanswered_by(nodes: Mapping[str, Recording], path: Path) -> dict[str, str]:
+    """Return the checks to be left out where an inventory's nodes are recordings, with reasons.
+
+    Raises:
+        ConfigError: what the first recording's inventory wants is wrong.
+    """
+    known = catalog.load()
+    cluster = inventory.load(path, known.expects)
+    want = Want(cluster.wanted_launch, cluster.expect, list(nodes))
+    return unanswered(known.values(), nodes.values(), want)
 
 
 @contextlib.contextmanager
@@ -132,16 +149,21 @@ def furnished(folder: Path) -> Path:
     return programs
 
 
-def written(entries: list[dict[str, object]], first: Recording) -> str:
+def written(
+    entries: list[dict[str, object]], first: Recording, skips: Mapping[str, str] | None = None
+) -> str:
     """Return the inventory's text."""
     lines = [
         "  - " + yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=200)
         for entry in entries
     ]
     launch = {name: value for name, value in first.want.launch.items() if name != "master"}
-    more = {"launch": launch, "expect": first.want.expect}
+    checks = {"skip": skips} if skips else {}
+    more = {"launch": launch, "expect": first.want.expect, "checks": checks}
     said = {name: value for name, value in more.items() if value}
-    return HEAD + "".join(lines) + (yaml.safe_dump(said, sort_keys=False) if said else "")
+    return (
+        HEAD + "".join(lines) + (yaml.safe_dump(said, sort_keys=False, width=200) if said else "")
+    )
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:

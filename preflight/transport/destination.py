@@ -10,6 +10,7 @@ from pathlib import Path
 
 from preflight.errors import ConfigError
 from preflight.inventory import NodeSpec, SshSettings
+from preflight.node_names import is_address
 from preflight.transport.dial import endpoint
 from preflight.transport.known_hosts import DEFAULT_PORT, host_name
 from preflight.transport.ssh_config import Settings, SshConfig, expand, home, local_user
@@ -60,10 +61,13 @@ class Destination:
 def destination(spec: NodeSpec, config: SshConfig) -> Destination:
     """Return where the login on a node goes; its `address` is used as one would with `ssh`.
 
+    But an IP address goes before HostName: the inventory has said where the node is.
+
     Raises:
         ConfigError: a setting that cannot be used.
     """
-    return _Route(spec.ssh, config).to(spec.address or spec.name)
+    fixed = spec.address is not None and is_address(spec.address)
+    return _Route(spec.ssh, config).to(spec.address or spec.name, fixed)
 
 
 class _Route:
@@ -73,9 +77,11 @@ class _Route:
         self._ssh = ssh
         self._config = config
 
-    def to(self, name: str) -> Destination:
+    def to(self, name: str, fixed: bool) -> Destination:
         ssh = self._ssh
         found = self._config.lookup(name, ssh.user)
+        if fixed:
+            found = {**found, "hostname": ["%h"]}
         there = self._server(name, found, ssh.user, ssh.port)
         if ssh.key:
             there = replace(there, keys=(ssh.key.expanduser(),), only_keys=True)

@@ -16,8 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
+from preflight import catalog
+from preflight.api import Want
+from preflight.demo.answered import unanswered
 from preflight.demo.cluster import MARK
-from preflight.demo.nodes import FAULTS
+from preflight.demo.nodes import FAULTS, HEALTHY
+from preflight.recording import load
 from tests.agent_made import wait_until
 from tests.messages.aloud import Aloud
 
@@ -37,8 +41,8 @@ NAMES = [f"gpu{number:02}" for number in range(1, 7)]
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a demo: the temporary folder tells its processes from others."""
     (folder / "tmp").mkdir(exist_ok=True)
-    (folder / "home").mkdir(exist_ok=True)
-    return {**os.environ, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+    (folder / "alice").mkdir(exist_ok=True)
+    return {**os.environ, "HOME": str(folder / "alice"), "TMPDIR": str(folder / "tmp")}
 
 
 def cli(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -109,7 +113,7 @@ def test_the_demo_twice_in_one_folder(tmp_path: Path) -> None:
         before, header, *rest = done.stdout.partition("demo (simulated nodes), 6 nodes, standard")
         assert header
         assert before.startswith("The nodes gpu[01-06] are simulated. ")
-        assert "nothing is sent between them" in before
+        assert "nothing is\nsent between nodes" in before
         assert before.endswith("$ python -m preflight run preflight-demo/inventory.yaml\n\n")
         report, _, after = rest[0].partition("\nThe nodes above are simulated. ")
         assert "NOT READY  3 of 6 nodes are ready: gpu[01,03,06]\n" in report
@@ -137,7 +141,10 @@ def test_by_hand(tmp_path: Path) -> None:
         assert [c["explains"] for c in report["causes"]] == [[]] * 3
         wrong = {(r["node"], r["check"]) for r in report["results"] if r["status"] != "pass"}
         assert wrong == {(node, check) for node, check, _ in CAUSES} | {
-            (name, "software.container") for name in NAMES
+            (name, one.id)
+            for one in catalog.load().values()
+            for name in NAMES
+            if one.id == "software.container" or one.group not in catalog.GROUPS
         }
         assert {node["name"]: node["verdict"] for node in report["nodes"]} == {
             name: "not_ready" if name in FAULTS else "ready" for name in NAMES
@@ -148,9 +155,10 @@ def test_by_hand(tmp_path: Path) -> None:
     assert (left_over(tmp_path), ports(tmp_path / "preflight-demo")) == ([], [])
 
 
-def test_ended_in_the_middle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_ended_in_the_middle(tmp_path: Path, end: int) -> None:
     """Whoever runs it by hand may still be connected when the servers go."""
-    with serving(tmp_path, end=signal.SIGTERM):
+    with serving(tmp_path, end=end):
         run = subprocess.Popen(
             [sys.executable, "-m", "preflight", "run", "preflight-demo/inventory.yaml"],
             stdin=subprocess.DEVNULL,
@@ -171,6 +179,7 @@ def test_no_ssh_settings_of_the_user_come_in_between(tmp_path: Path) -> None:
     Path(config).write_text(
         "Host *\n  User nobody\n  Port 1\n  ProxyJump nowhere.invalid\n"
         "  UserKnownHostsFile /dev/null\n  IdentityFile /no/such\n"
+        "  HostKeyAlias other\n  HostName nowhere.invalid\n"
     )
     done = cli(tmp_path, "demo")
     assert (done.returncode, done.stderr) == (0, "")
@@ -227,15 +236,52 @@ def test_a_folder_that_is_in_use(tmp_path: Path, aloud: Aloud) -> None:
 
 
 def test_recordings_of_ones_own(tmp_path: Path, aloud: Aloud) -> None:
-    assert cli(tmp_path, "record", "localhost", "-o", "mine.json").returncode == 0
-    done = cli(tmp_path, "demo", "mine.json")
-    assert done.stdout.startswith("The nodes mine are simulated. ")
-    assert "\ndemo (simulated nodes), 1 node, standard level, " in done.stdout
-    assert done.stdout.endswith("\nThe nodes above are simulated.\n")
+    (tmp_path / "gpu01.json").write_bytes(HEALTHY.read_bytes())
+    done = cli(tmp_path, "demo", "gpu01.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("The node gpu01 is simulated. ")
+    assert "\nREADY  gpu01 is ready\n" in done.stdout
+    assert done.stdout.endswith("\nThe node gpu01 is simulated.\n")
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "mine.json").write_bytes((tmp_path / "mine.json").read_bytes())
+    (tmp_path / "other" / "gpu01.json").write_bytes(HEALTHY.read_bytes())
     (tmp_path / "a b.json").write_text("{}")
-    aloud(refused(tmp_path, "mine.json", "other/mine.json"), refused(tmp_path, "a b.json"))
+    aloud(refused(tmp_path, "gpu01.json", "other/gpu01.json"), refused(tmp_path, "a b.json"))
+
+
+def test_this_machine_recorded(tmp_path: Path) -> None:
+    """What was not recorded is left out, and said; all the rest is as on the machine."""
+    assert cli(tmp_path, "record", "localhost", "-o", "mine.json").returncode == 0
+    real = cli(tmp_path, "run", "--json", "-", "--skip", "network.port")
+    with serving(tmp_path, "mine.json") as said:
+        assert said[0] == "The simulated node mine is up on 127.0.0.1 until Ctrl-C.\n"
+        code, report = by_hand(tmp_path)
+    assert code == real.returncode
+    was = {row["check"]: row["status"] for row in json.loads(real.stdout)["results"]}
+    assert {row["check"]: row["status"] for row in report["results"]} == was
+    found = {row["check"]: row["summary"] for row in report["results"]}
+    assert found["network.port"] == "simulated: no traffic was recorded"
+
+
+def test_the_recording_answers_all_checks_of_today() -> None:
+    """A check in a group of preflight's own has its answers in healthy.json."""
+    checks = [one for one in catalog.load().values() if one.group in catalog.GROUPS]
+    healthy = load(HEALTHY)
+    for launch in (healthy.want.launch, {}):
+        want = Want({"port": 29500, "env": {}, "master": "gpu01", **launch}, {}, NAMES)
+        assert unanswered(checks, [healthy], want) == {}
+
+
+def test_what_the_recordings_do_not_answer() -> None:
+    healthy = load(HEALTHY)
+    no_name = healthy.model_copy(update={"node": healthy.node.model_copy(update={"uname": {}})})
+    no_dial = healthy.model_copy(update={"exercises": {"preflight.node.ports": {"listen": {}}}})
+    want = Want({"port": 29500, "env": {}, "master": "gpu01", **healthy.want.launch}, {}, NAMES)
+    checks = [one for one in catalog.load().values() if one.group in catalog.GROUPS]
+    assert unanswered(checks, [healthy, no_name, no_dial], want) == {
+        "access.identity": "the recording has no answer to uname",
+        "software.os": "the recording has no answer to uname",
+        "network.port": "simulated: no traffic was recorded",
+    }
 
 
 def test_a_recording_that_is_cut_off(tmp_path: Path, aloud: Aloud) -> None:

@@ -36,6 +36,16 @@ def test_the_name_that_was_asked_for_is_a_token_of_a_proxy_command(client: Clien
     assert there.proxy_command == "nc gpu01 10.0.0.1 22"
 
 
+def test_an_ip_address_of_the_inventory_is_where_the_node_is(client: Client) -> None:
+    client.config("Host *\n  HostName %h.pod\n  User bob\n")
+    config = SshConfig(client.warnings.append)
+    found = [
+        destination(client.spec(None, address=address, user=None), config).address
+        for address in ("10.0.0.1", "fe80::1%eth0", "gpu01", None)
+    ]
+    assert found == ["10.0.0.1:22", "[fe80::1%eth0]:22", "gpu01.pod:22", "gpu01.pod:22"]
+
+
 def test_a_section_that_says_nothing_to_us_is_ignored_in_silence(
     client: Client, tmp_path: Path
 ) -> None:
