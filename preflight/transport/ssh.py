@@ -177,14 +177,8 @@ class SshConnection:
         try:
             channel = self._transport.open_session(window_size=WINDOW, timeout=limit_s)
             stream = SshStream(channel, self._transport)
-            # paramiko waits for the answer without a limit
-            timer = threading.Timer(limit_s, channel.event.set)
-            timer.daemon = True
-            timer.start()
-            try:
-                channel.exec_command(command)
-            finally:
-                timer.cancel()
+            channel.event = _Limited(limit_s)
+            channel.exec_command(command)
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise self._refused(error) from error
         return stream
@@ -222,6 +216,19 @@ class SshConnection:
             return lost(self._transport.there.address, self._transport.farewell)
         words = self._transport.why() or printable(str(error)).lower().rstrip(".")
         return exec_refused(self._transport.there, words)
+
+
+class _Limited(threading.Event):
+    """An event that is set when a limit has passed: paramiko waits for a command's for ever."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__()
+        self._limit_s = limit_s
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(self._limit_s if timeout is None else timeout):
+            self.set()
+        return True
 
 
 class SshStream:
