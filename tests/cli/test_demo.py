@@ -18,12 +18,16 @@ import yaml
 
 from preflight import catalog
 from preflight.api import Want
+from preflight.cli.demo import see_found
 from preflight.demo.answered import unanswered
 from preflight.demo.cluster import MARK
 from preflight.demo.nodes import FAULTS, HEALTHY
+from preflight.errors import PreflightError
+from preflight.judge import REACH
 from preflight.recording import load
 from tests.agent_made import wait_until
 from tests.messages.aloud import Aloud
+from tests.report_made import report
 
 FILES = {"id_ed25519", "inventory.yaml", "known_hosts"}
 CAUSES = {
@@ -288,6 +292,13 @@ def test_a_recording_that_is_cut_off(tmp_path: Path, aloud: Aloud) -> None:
     (tmp_path / "cut.json").write_text('{"source": "made up", "node": {"re')
     aloud(refused(tmp_path, "cut.json"))
     assert not (tmp_path / "preflight-demo").exists()
+
+
+def test_nodes_that_were_not_reached(aloud: Aloud) -> None:
+    """As where the user may start no more processes."""
+    with pytest.raises(PreflightError) as caught:
+        see_found(report([catalog.load()[REACH]], {}, lost=["gpu01"]))
+    aloud(caught.value)
 
 
 @pytest.mark.parametrize("command", ["demo", "record"])
