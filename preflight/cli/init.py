@@ -42,7 +42,7 @@ MOST_SAID = 8
 @click.option(
     "-o",
     "--output",
-    default="inventory.yaml",
+    default=options.INVENTORY,
     show_default=True,
     metavar="PATH",
     help="The file to write; - is stdout.",
@@ -61,7 +61,7 @@ def command(output: str, force: bool, **given: Any) -> int:
     for note in found.notes:
         options.say(note)
     seen, silent = look(found.cluster)
-    text = draft(found, seen, silent, "inventory.yaml" if output == "-" else output)
+    text = draft(found, seen, silent, options.INVENTORY if output == "-" else output)
     if output == "-" or force:
         options.write(output, text)
     else:

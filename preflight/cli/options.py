@@ -20,6 +20,10 @@ from preflight.sources import Found, hostfile, slurm
 from preflight.sources import hosts as expression
 from preflight.yaml_lines import nearest, read_text
 
+THIS_MACHINE = "this machine"
+INVENTORY = "inventory.yaml"
+"""What `preflight init` writes if it is not told where to."""
+
 verbose = click.option("-v", "--verbose", is_flag=True, help="Every result, with details.")
 no_color = click.option(
     "--no-color",
@@ -75,7 +79,14 @@ def without_inventory(given: Mapping[str, Any]) -> Found:
         return expression.read(given["hosts"])
     if given["hostfile_in"] is not None:
         return hostfile.read(given["hostfile_in"])
-    return slurm.read(os.environ) or Found(inventory.this_machine(), "this machine")
+    return slurm.read(os.environ) or Found(inventory.this_machine(), THIS_MACHINE)
+
+
+def unasked(found: Found) -> tuple[str, ...]:
+    """Return the note that this machine is checked though an inventory is at hand."""
+    if found.origin != THIS_MACHINE or not Path(INVENTORY).is_file():
+        return ()
+    return (f"{INVENTORY} is here and was not asked for: preflight run {INVENTORY}",)
 
 
 def refuse_several(named: Mapping[str, object]) -> None:

@@ -107,7 +107,7 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
     ways = {"--hosts": given["hosts"], "--hostfile-in": given["hostfile_in"]}
     options.refuse_several({"INVENTORY": source, **ways})
     other = options.without_inventory(given) if source is None else None
-    for note in other.notes if other else ():
+    for note in (*other.notes, *options.unasked(other)) if other else ():
         options.say(note)
     known, cluster = options.loaded(source, given["dirs"], other and other.cluster)
     cluster = narrowed(cluster, given)

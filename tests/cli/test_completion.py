@@ -90,10 +90,31 @@ def test_nodes_of_the_inventory_on_the_line(folder: Path) -> None:
     assert bash(folder, "run", "cluster.yaml", "--nodes", "head,gpu03") == ["head,gpu03"]
 
 
+def test_nodes_without_an_inventory(folder: Path) -> None:
+    (folder / "hosts.txt").write_text("h1\nh2\n")
+    assert bash(folder, "run", "--hosts", "a[1-2],b", "--exclude", "") == ["a1", "a2", "b"]
+    assert bash(folder, "run", "--hosts", "a[1-2],b", "--nodes", "a") == ["a1", "a2"]
+    assert bash(folder, "run", "--hostfile-in", "hosts.txt", "--nodes", "") == ["h1", "h2"]
+    assert bash(folder, "run", "--nodes", "") == ["localhost"]
+    assert bash(folder, "record", "") == ["localhost"]
+    assert bash(folder, "record", "-i", "cluster.yaml", "gpu") == ["gpu01", "gpu02", "gpu03"]
+
+
+def test_no_node_is_offered_twice(folder: Path) -> None:
+    typed = "gpu02,head,"
+    assert bash(folder, "run", "cluster.yaml", "--nodes", typed) == [
+        f"{typed}gpu01",
+        f"{typed}gpu03",
+    ]
+    assert bash(folder, "run", "cluster.yaml", "--nodes", "gpu[01-03],") == ["gpu[01-03],head"]
+    assert bash(folder, "run", "cluster.yaml", "--nodes", "gpu[01,") == []
+
+
 def test_what_is_wrong_completes_nothing_and_says_nothing(folder: Path) -> None:
     (folder / "broken.yaml").write_text("nodes: {")
     assert bash(folder, "run", "broken.yaml", "--nodes", "") == []
     assert bash(folder, "run", "gone.yaml", "--nodes", "") == []
+    assert bash(folder, "run", "--hosts", "a[1-", "--nodes", "") == []
     assert bash(folder, "run", "--checks", "gone", "--only", "") == []
 
 

@@ -130,6 +130,14 @@ def test_an_ansible_inventory_with_secrets(here: Path) -> None:
     ]
 
 
+def test_an_inventory_that_was_not_asked_for_is_mentioned(here: Path, aloud: Aloud) -> None:
+    (here / "inventory.yaml").write_text("nodes: [a]")
+    quick = ("--only", "access.ssh")
+    aloud(preflight("run", *quick).stderr)
+    for done in (preflight("run", "--hosts", CLOSED, *quick), preflight("init", "-o", "-")):
+        assert "not asked for" not in done.stderr
+
+
 BAD = [
     ("run", "i.yaml", "--hosts", "a"),
     ("run", "i.yaml", "--hostfile-in", "h"),
