@@ -98,18 +98,18 @@ def test_a_missing_folder(tmp_path: Path, aloud: Aloud) -> None:
 
 
 def test_selection(tmp_path: Path) -> None:
-    made(tmp_path, "site.slow", GOOD.format(more=", level='deep'"))
-    made(tmp_path, "site.quick", GOOD.format(more=""))
+    made(tmp_path, "mine.slow", GOOD.format(more=", level='deep'"))
+    made(tmp_path, "mine.quick", GOOD.format(more=""))
     known = catalog.load([tmp_path])
 
     def ids(only: list[str], level: str) -> set[str]:
         return {one.id for one in known.select(only, level)}
 
     access = {i for i in known if i.startswith("access.")}
-    assert ids(["site"], "standard") == access | {"site.quick"}
-    assert ids(["site"], "deep") == access | {"site.quick", "site.slow"}
-    assert ids(["site.slow"], "quick") == access | {"site.slow"}
-    assert "site.slow" not in ids([], "standard")
+    assert ids(["mine"], "standard") == access | {"mine.quick"}
+    assert ids(["mine"], "deep") == access | {"mine.quick", "mine.slow"}
+    assert ids(["mine.slow"], "quick") == access | {"mine.slow"}
+    assert "mine.slow" not in ids([], "standard")
 
 
 def test_an_unknown_id_has_a_nearest(aloud: Aloud) -> None:

@@ -17,6 +17,9 @@ import pytest
 import yaml
 
 from preflight import catalog, inventory
+from preflight.api import FAIL, UNKNOWN, WARN
+from preflight.demo.nodes import FAULTS
+from preflight.report.model import read
 from tests.documents import ROOT, blocks
 
 DOCUMENTS = ["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
@@ -29,11 +32,16 @@ COMMANDS = [
 ]
 ELSEWHERE = {"make test", "make check"}
 """`.ci/run` calls them, and these tests are part of the first."""
-NOT_READY = (
-    ".venv/bin/preflight run --hosts 'gpu[01-06]'",
-    ".venv/bin/preflight run inventory.yaml",
-)
-"""What says 1, since three of the demo's nodes have a fault; none in the network that is chosen."""
+CAUSES = {(node, fault.check) for node, fault in FAULTS.items()}
+RUNS = {
+    ".venv/bin/preflight run --hosts 'gpu[01-06]'": CAUSES,
+    ".venv/bin/preflight run inventory.yaml": CAUSES,
+    ".venv/bin/preflight run inventory.yaml --only network --json report.json": {
+        ("gpu04", "network.mtu")
+    },
+}
+"""What each run finds on the demo's nodes."""
+NOT_READY = {*RUNS, ".venv/bin/preflight judge report.json"}
 SECONDS = re.compile(r"\d+(\.\d)? s\b")
 
 
@@ -73,12 +81,10 @@ def entry(node: inventory.NodeSpec) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if c not in ELSEWHERE and c != "make demo"]
-)
-def test_the_command_does_what_is_said(demo: tuple[Path, Mapping[str, str]], command: str) -> None:
+def ran(demo: tuple[Path, Mapping[str, str]], command: str) -> subprocess.CompletedProcess[str]:
+    """Run a line as it stands in a document."""
     folder, env = demo
-    done = subprocess.run(
+    return subprocess.run(
         ["sh", "-ec", command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")],
         cwd=folder,
         env=env,
@@ -87,8 +93,25 @@ def test_the_command_does_what_is_said(demo: tuple[Path, Mapping[str, str]], com
         text=True,
         timeout=120,
     )
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c not in ELSEWHERE and c != "make demo"]
+)
+def test_the_command_does_what_is_said(demo: tuple[Path, Mapping[str, str]], command: str) -> None:
+    done = ran(demo, command)
     assert done.returncode == (1 if command in NOT_READY else 0), done.stdout + done.stderr
-    assert done.stdout or (folder / command.split()[-1]).exists()
+    assert done.stdout or (demo[0] / command.split()[-1]).exists()
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_the_run_finds_the_faults(demo: tuple[Path, Mapping[str, str]], command: str) -> None:
+    assert ran(demo, f"{command} --json told.json").returncode == 1
+    report = read(demo[0] / "told.json")
+    assert {(*cause.nodes, cause.check) for cause in report.causes} == RUNS[command]
+    results = [row for row in report.results if row.check.split(".")[0] in catalog.GROUPS]
+    assert {(r.node, r.check) for r in results if r.status in {FAIL, WARN}} == RUNS[command]
+    assert [r for r in results if r.status == UNKNOWN] == []
 
 
 def test_every_command_is_known() -> None:
@@ -122,6 +145,10 @@ def test_the_inventory_shown_is_one(tmp_path: Path) -> None:
     assert len(inventory.load(path, catalog.load().expects).nodes) == 8
 
 
+@pytest.mark.skipif(
+    any(one.group not in catalog.GROUPS for one in catalog.load().values()),
+    reason="the picture has no checks of other groups than preflight's own",
+)
 def test_the_picture_is_that_of_today() -> None:
     """`make picture` draws it; the times that a run takes are not compared."""
     picture = runpy.run_path(str(ROOT / "docs" / "picture.py"))
