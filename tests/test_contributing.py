@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from preflight.demo.nodes import FAULTS
 from tests.documents import ROOT, Block, blocks
 
 WALK = list(blocks("CONTRIBUTING.md"))
@@ -40,7 +42,25 @@ def test_the_walk_is_whole() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_the_command_does_it(clone: Path, command: str) -> None:
-    done = subprocess.run(
+    done = ran(clone, command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = {"pytest": "4 passed", "explain": "site.hugepages\n", "run": "READY"}
+    for word, words in said.items():
+        if word in command.split():
+            assert words in done.stdout
+
+
+def test_then_the_demo_is_as_before(clone: Path) -> None:
+    done = ran(clone, ".venv/bin/preflight demo")
+    assert (done.returncode, done.stderr) == (0, "")
+    for number, (node, fault) in enumerate(FAULTS.items(), 1):
+        assert re.search(rf"^{number}  {node} .* {re.escape(fault.check)}$", done.stdout, re.M)
+    assert "site.hugepages skipped: the recording has no answer to read" in done.stdout
+
+
+def ran(clone: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a line as it stands there."""
+    return subprocess.run(
         ["sh", "-ec", command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")],
         cwd=clone,
         env={**os.environ, "PYTHONPATH": str(clone)},
@@ -49,8 +69,3 @@ def test_the_command_does_it(clone: Path, command: str) -> None:
         timeout=120,
         stdin=subprocess.DEVNULL,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = {"pytest": "4 passed", "explain": "site.hugepages\n", "run": "READY"}
-    for word, words in said.items():
-        if word in command.split():
-            assert words in done.stdout
