@@ -31,8 +31,8 @@ END_S = 1.0
 """How long the agent waits at its end for killed children; one in D state never dies."""
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h: what children leave behind becomes the agent's own, so it can end it."""
-INTERPRETER = "preflight.node.interpreter"
-"""Is for another Python, which gets it as text."""
+INTERPRETER = ".interpreter"
+"""Is for another Python, which gets it as text. Its whole name here would have it sent always."""
 DRIVER = "/proc/driver/nvidia"
 ENDING = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -131,7 +131,7 @@ class Agent:
         One that does not import is left to the children: there it is an answer.
         """
         for name in sorted(self.sources):
-            if name.startswith("preflight.node.") and name != INTERPRETER:
+            if name.startswith("preflight.node.") and not name.endswith(INTERPRETER):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(name)
 
