@@ -25,5 +25,6 @@ def test_by_command(bed: Testbed, tmp_path: Path) -> None:
     done = bed.preflight("record", "tb1", "-i", str(bed.inventory()), "-o", str(target))
     assert (done.returncode, done.stdout) == (0, "")
     again = bed.preflight("demo", str(target), "--folder", str(tmp_path / "demo"))
-    assert "could not be told of tb1" in again.stdout
+    assert again.returncode == 0
+    assert "READY  tb1 is ready" in again.stdout
     assert "LookupError" not in again.stdout
