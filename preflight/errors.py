@@ -18,11 +18,11 @@ class ConfigError(PreflightError):
     """
 
 
-class TransportError(PreflightError):
-    """A node could not be reached, logged in to, or was lost.
+class NodeError(PreflightError):
+    """Something is wrong with one node: its row, never the end of a run.
 
     Args:
-        kind: one word or two that tell the causes apart, such as `refused` or `host key changed`.
+        kind: one word or two that tell the causes apart, such as `refused` or `no python`.
         message: what happened, with the address and the last words of the other side.
         hint: what to do next; may be empty.
     """
@@ -32,6 +32,10 @@ class TransportError(PreflightError):
         self.kind = kind
         self.message = message
         self.hint = hint
+
+
+class TransportError(NodeError):
+    """A node could not be reached, logged in to, or was lost."""
 
 
 def printable(text: str) -> str:

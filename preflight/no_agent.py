@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from preflight.errors import PreflightError
+from preflight.errors import NodeError
 from preflight.payload import MINIMUM
 
 NOT_FOUND = re.compile(r"not found|unknown command", re.IGNORECASE)
@@ -13,20 +13,8 @@ NO_SHELL = re.compile(r"not available|nologin|restricted", re.IGNORECASE)
 """What nologin (util-linux, shadow) and restricted shells say (rbash: `exec: restricted`)."""
 
 
-class AgentError(PreflightError):
-    """The agent did not start: what was seen, and what to do.
-
-    Args:
-        kind: tells the causes apart, such as `no python`.
-        message: what happened.
-        hint: what to do next; may be empty.
-    """
-
-    def __init__(self, kind: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.hint = hint
+class AgentError(NodeError):
+    """The agent did not start on a node that was reached."""
 
 
 def old_python(python: str | None, executable: str, version: str) -> AgentError:

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from preflight import catalog
+from preflight.cli import flags
 
 
 @click.command(name="checks")
-@click.option("--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
+@flags.checks
 def command(dirs: tuple[Path, ...]) -> int:
     """List the checks: id, level, claim."""
     known = catalog.load(dirs)

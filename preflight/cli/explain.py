@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from preflight import catalog
-from preflight.cli import complete
+from preflight.cli import complete, flags
 
 
 @click.command(name="explain")
 @click.argument("check_id", metavar="ID", shell_complete=complete.check_ids)
-@click.option("--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
+@flags.checks
 def command(check_id: str, dirs: tuple[Path, ...]) -> int:
     """Print the manual page of a check, or of each check of a group."""
     known = catalog.load(dirs)

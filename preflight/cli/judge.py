@@ -10,7 +10,7 @@ import click
 
 from preflight.api import Want
 from preflight.catalog import Catalog
-from preflight.cli import complete, options
+from preflight.cli import flags, options
 from preflight.errors import ConfigError
 from preflight.inventory import Cluster, Waiver
 from preflight.report import build, model, terminal
@@ -21,16 +21,10 @@ MOST_NAMES = 3
 
 @click.command(name="judge")
 @click.argument("report_path", metavar="REPORT", type=click.Path(path_type=Path))
-@click.option("-i", "--inventory", "source", type=click.Path(path_type=Path), metavar="INVENTORY")
-@click.option("--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
-@click.option(
-    "--require",
-    multiple=True,
-    shell_complete=complete.check_ids,
-    metavar="ID",
-    help="Undetermined unless it says something; repeatable.",
-)
-@click.option("--fail-on", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
+@flags.inventory
+@flags.checks
+@flags.require
+@flags.fail_on
 @click.option("--json", "json_path", metavar="PATH", help="Write the new report; - is stdout.")
 @options.verbose
 @options.no_color

@@ -14,7 +14,7 @@ from preflight import __version__, recording
 from preflight.anonymise import anonymise
 from preflight.api import LEVELS, Want
 from preflight.catalog import Loaded
-from preflight.cli import complete, options
+from preflight.cli import complete, flags, options
 from preflight.errors import ConfigError, TransportError
 from preflight.inventory import Cluster, NodeSpec
 from preflight.no_agent import AgentError
@@ -32,7 +32,7 @@ UNDETERMINED = 3
 
 @click.command(name="record")
 @click.argument("node", shell_complete=complete.nodes)
-@click.option("-i", "--inventory", "source", type=click.Path(path_type=Path), metavar="INVENTORY")
+@flags.inventory
 @click.option(
     "--only",
     multiple=True,
@@ -40,7 +40,7 @@ UNDETERMINED = 3
     metavar="ID",
     help="Only what this check or group asks; repeatable.",
 )
-@click.option("--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
+@flags.checks
 @click.option(
     "-o",
     "--output",

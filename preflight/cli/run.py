@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from preflight.api import LEVELS
-from preflight.cli import complete, options, progress
+from preflight.cli import complete, flags, options, progress
 from preflight.errors import ConfigError
 from preflight.inventory import Cluster
 from preflight.node_names import expand
@@ -46,13 +46,7 @@ def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
     metavar="ID[=REASON]",
     help="Not this one; repeatable.",
 )
-@click.option(
-    "--require",
-    multiple=True,
-    shell_complete=complete.check_ids,
-    metavar="ID",
-    help="Undetermined unless it says something; repeatable.",
-)
+@flags.require
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
 @click.option(
     "--nodes",
@@ -71,8 +65,8 @@ def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
     metavar="SECONDS",
     help="For the whole run.",
 )
-@click.option("--fail-on", type=click.Choice(["fail", "warn"]), default="fail", show_default=True)
-@click.option("--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR")
+@flags.fail_on
+@flags.checks
 @click.option("--json", "json_path", metavar="PATH", help="Write the report; - is stdout.")
 @options.verbose
 @options.no_color

@@ -1,0 +1,26 @@
+"""Options that mean the same in several commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from preflight.cli import complete
+
+checks = click.option(
+    "--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR"
+)
+inventory = click.option(
+    "-i", "--inventory", "source", type=click.Path(path_type=Path), metavar="INVENTORY"
+)
+require = click.option(
+    "--require",
+    multiple=True,
+    shell_complete=complete.check_ids,
+    metavar="ID",
+    help="Undetermined unless it says something; repeatable.",
+)
+fail_on = click.option(
+    "--fail-on", type=click.Choice(["fail", "warn"]), default="fail", show_default=True
+)
