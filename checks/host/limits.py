@@ -9,6 +9,7 @@ Facts: soft and hard limits as the non-login shell has them, -1 for none; pids_m
     processes, without a limit, as root; gpus: device files.
 Source: getrlimit(2) of the agent, which inherits what a launcher over SSH would; pids.max of
     cgroups(7); /sys/class/infiniband, CapEff in /proc/self/status, /dev/nvidia<N>; see launch.env.
+    Docker's and podman's containers have limits of their own, which are not looked at.
 Fix: raise them in /etc/security/limits.conf, or with LimitMEMLOCK= and LimitNOFILE= of sshd's or
     the scheduler's service, and log in again.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, TypedDict
 
-from preflight.api import STATUSES, Check, Expect, Node, Verdict, Want, fail, ok, warn
+from preflight.api import STATUSES, Check, Expect, Node, Verdict, Want, fail, ok, skip, warn
 from preflight.node.launch import settings, tcp_only, wanted
 from preflight.node.nvml import device_files
 from preflight.node.rdma import active, devices
@@ -42,6 +43,8 @@ CAP_IPC_LOCK, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 14, 21, 24
 RAISE = "`ulimit -n $(ulimit -Hn)` in the job script, or nofile in /etc/security/limits.conf"
 MUCH_LESS = 2
 """Times less than most nodes. Defaults follow the amount of memory, so they differ a little."""
+OWN_LIMITS = ("docker", "podman")
+"""Engines whose containers do not inherit the limits of whoever starts them (--ulimit)."""
 
 
 class Limits(TypedDict):
@@ -96,6 +99,9 @@ def pids_max(node: Node) -> int:
 
 
 def compare(facts: Mapping[str, Limits], want: Want) -> dict[str, Verdict]:
+    engine = want.get("launch.container", {}).get("engine")
+    if engine in OWN_LIMITS:  # the node's would be another process's
+        return dict.fromkeys(facts, skip(f"the job has those of its {engine} container, not seen"))
     return {node: verdict(node, facts, want) for node in facts}
 
 
