@@ -57,8 +57,9 @@ def verdict(
 
 def is_copy(one: Identity, other: Identity) -> bool:
     """Whether two that share a boot id differ in all that a machine is called by."""
-    addresses = {one["server_address"], other["server_address"]}
-    return one["hostname"] != other["hostname"] and len(addresses - {""}) == 2
+    if one["hostname"] == other["hostname"]:
+        return False
+    return len({one["server_address"], other["server_address"]} - {""}) == 2
 
 
 def is_bench(addresses: Sequence[str]) -> bool:
