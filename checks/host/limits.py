@@ -5,21 +5,26 @@ Why: RDMA pins memory, and with a small memlock NCCL stops with "Cannot allocate
     stop with "Too many open files" in NCCL's bootstrap.
 Facts: soft and hard limits as the non-login shell has them, -1 for none; pids_max: the least of the
     session's cgroup and those above it, -1 for none; rdma: active ports; tcp_only: the variable
-    that keeps NCCL from RDMA; ipc_lock, no_nproc: whether the login user may pin memory, and start
-    processes, without a limit, as root; gpus: device files.
+    that keeps NCCL from RDMA; ipc_lock, no_nproc: whether it may pin memory, and start processes,
+    without a limit, as root; gpus: device files. Where launch.container is one of docker or podman
+    that runs, all but rdma and gpus are the container's. What one gets that is started of an image
+    is not known: the facts are the node's, and are not judged.
 Source: getrlimit(2) of the agent, which inherits what a launcher over SSH would; pids.max of
-    cgroups(7); /sys/class/infiniband, CapEff in /proc/self/status, /dev/nvidia<N>; see launch.env.
-    Docker's and podman's containers have limits of their own, which are not looked at.
+    cgroups(7); /sys/class/infiniband, CapEff in /proc/self/status, /proc/self/uid_map (outside of
+    the first user namespace it lifts no limit), /dev/nvidia<N>; see launch.env. Of a container the
+    same files of a shell in it, by `docker exec` or `podman exec`.
 Fix: raise them in /etc/security/limits.conf, or with LimitMEMLOCK= and LimitNOFILE= of sshd's or
-    the scheduler's service, and log in again.
+    the scheduler's service, and log in again; of a container with --ulimit and --pids-limit.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Mapping, TypedDict
 
 from preflight.api import STATUSES, Check, Expect, Node, Verdict, Want, fail, ok, skip, warn
-from preflight.node.launch import settings, tcp_only, wanted
+from preflight.node.container import Place, by_hand, called, closed, is_sealed
+from preflight.node.launch import place_of, settings, settings_in, tcp_only, wanted
 from preflight.node.nvml import device_files
 from preflight.node.rdma import active, devices
 
@@ -40,11 +45,22 @@ PROCESSES_LEAST = 4096
 """RHEL's own soft limit for users (20-nproc.conf): 8 ranks, their loaders and thread pools fit."""
 CGROUPS = "/sys/fs/cgroup"
 CAP_IPC_LOCK, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 14, 21, 24
+FIRST_USERS = ["0", "0", str((1 << 32) - 1)]
+"""/proc/self/uid_map of the first user namespace: capabilities of others lift no limit."""
 RAISE = "`ulimit -n $(ulimit -Hn)` in the job script, or nofile in /etc/security/limits.conf"
+LOCKED, OPEN, HARD_OPEN = "ulimit -l", "ulimit -n", "ulimit -Hn"
+STARTED = "grep processes /proc/self/limits"
+"""Commands that show a limit; dash knows no `ulimit -u`."""
+OPTIONS = {
+    LOCKED: "--ulimit memlock=-1",
+    OPEN: "--ulimit nofile=1048576",
+    HARD_OPEN: "--ulimit nofile=1048576",
+    STARTED: "--ulimit nproc=-1",
+}
+"""Of `docker run` and `podman run`, for a limit by the command that shows it; -1 is none."""
+PIDS_OPTION = "--pids-limit=-1"
 MUCH_LESS = 2
 """Times less than most nodes. Defaults follow the amount of memory, so they differ a little."""
-OWN_LIMITS = ("docker", "podman")
-"""Engines whose containers do not inherit the limits of whoever starts them (--ulimit)."""
 
 
 class Limits(TypedDict):
@@ -58,12 +74,18 @@ class Limits(TypedDict):
 
 
 def probe(node: Node, launch: Mapping[str, Any]) -> Limits:
-    limits, may = node.limits(), capabilities(node.read("/proc/self/status") or "")
+    if closed(launch.get("container", {})):
+        place: Place = node
+        found = settings(node, launch)
+    else:
+        place = place_of(node, launch)
+        found = settings_in(place, launch)
+    limits, may = place.limits(), capabilities(place)
     return Limits(
         limits=limits,
-        pids_max=pids_max(node),
+        pids_max=pids_max(place),
         rdma=active(devices(node)),
-        tcp_only=tcp_only(settings(node, launch)["found"]),
+        tcp_only=tcp_only(found["found"]),
         ipc_lock=CAP_IPC_LOCK in may,
         no_nproc=CAP_SYS_ADMIN in may or CAP_SYS_RESOURCE in may,
         gpus=device_files(node),
@@ -75,33 +97,38 @@ def surroundings(want: Want) -> tuple[dict[str, Any]]:
     return ({key: given for key, given in wanted(want)[0].items() if key != "interface"},)
 
 
-def capabilities(status: str) -> set[int]:
-    """Return the effective capabilities of a process with this /proc/self/status."""
+def capabilities(place: Place) -> set[int]:
+    """Return the effective capabilities of a process there, those that the kernel's limits heed."""
+    if (place.read("/proc/self/uid_map") or "").split() != FIRST_USERS:
+        return set()
+    status = place.read("/proc/self/status") or ""
     effective = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
     bits = int(effective[0], 16) if effective else 0
     return {number for number in range(bits.bit_length()) if bits >> number & 1}
 
 
-def pids_max(node: Node) -> int:
+def pids_max(place: Place) -> int:
     """Return how many processes and threads the cgroups allow together, -1 for no limit.
 
-    Source: cgroups(7): `0::/path` of version 2, `N:pids:/path` of version 1; each level counts.
+    Source: cgroups(7): `0::/path` of version 2, `N:pids:/path` of version 1; each level counts. The
+    first has no such file, unless it is a container's own.
     """
-    lines = [line.split(":", 2) for line in (node.read("/proc/self/cgroup") or "").splitlines()]
-    places = [f"{CGROUPS}/pids{path}" for _, name, path in lines if name == "pids"]
-    places = places or [CGROUPS + path for number, name, path in lines if number == "0"]
+    lines = [line.split(":", 2) for line in (place.read("/proc/self/cgroup") or "").splitlines()]
+    folders = [f"{CGROUPS}/pids{path}" for _, name, path in lines if name == "pids"]
+    folders = folders or [CGROUPS + path for number, name, path in lines if number == "0"]
     found = []
-    place = places[0].rstrip("/") if places else ""
-    while len(place) > len(CGROUPS):
-        found.append((node.read(place + "/pids.max") or "max").strip())
-        place = place.rpartition("/")[0]
+    folder = folders[0].rstrip("/") if folders else ""
+    while len(folder) >= len(CGROUPS):
+        found.append((place.read(folder + "/pids.max") or "max").strip())
+        folder = folder.rpartition("/")[0]
     return min((int(limit) for limit in found if limit != "max"), default=-1)
 
 
 def compare(facts: Mapping[str, Limits], want: Want) -> dict[str, Verdict]:
-    engine = want.get("launch.container", {}).get("engine")
-    if engine in OWN_LIMITS:  # the node's would be another process's
-        return dict.fromkeys(facts, skip(f"the job has those of its {engine} container, not seen"))
+    container = want.get("launch.container", {})
+    if is_sealed(container) and closed(container):  # the node's would be another process's
+        words = f"the limits of {called(container)} are not known: preflight starts no containers"
+        return dict.fromkeys(facts, skip(words))
     return {node: verdict(node, facts, want) for node in facts}
 
 
@@ -117,9 +144,21 @@ def verdict(node: str, facts: Mapping[str, Limits], want: Want) -> Verdict:
     )
     wrong = [verdict for verdict in found if verdict]
     if wrong:
-        return max(wrong, key=lambda verdict: STATUSES.index(verdict.status))
+        worst = max(wrong, key=lambda verdict: STATUSES.index(verdict.status))
+        return within(worst, want.get("launch.container", {}))
     pinned = size(fact["limits"]["memlock"][0])
     return ok("memlock {}, nofile {} of {}".format(pinned, *map(count, fact["limits"]["nofile"])))
+
+
+def within(verdict: Verdict, container: Mapping[str, Any]) -> Verdict:
+    """Return a verdict whose fix and command are for where the limit is: a container, or here."""
+    if not is_sealed(container):
+        return verdict
+    command = str(verdict.reproduce)
+    fix = "start container {!r} again with `{}`".format(
+        container["name"], OPTIONS.get(command, PIDS_OPTION)
+    )
+    return replace(verdict, fix=fix, reproduce=by_hand(container, command))
 
 
 def memlock(fact: Limits, want: Want) -> Verdict | None:
@@ -133,7 +172,7 @@ def memlock(fact: Limits, want: Want) -> Verdict | None:
         if not below(soft, asked * GIB):
             return None
         summary = f"memlock is {size(soft)}, expected {asked:g} GiB"
-        return fail(summary, observed=soft, expected=asked * GIB, reproduce="ulimit -l")
+        return fail(summary, observed=soft, expected=asked * GIB, reproduce=LOCKED)
     used = fact["rdma"] and not fact["tcp_only"] and (fact["gpus"] or promised(want))
     if fact["ipc_lock"] or not used or not below(soft, MEMLOCK_ENOUGH):
         return None
@@ -146,7 +185,7 @@ def memlock(fact: Limits, want: Want) -> Verdict | None:
         expected=needed,
         fix="set `* - memlock unlimited` in /etc/security/limits.conf and log in again; for Slurm"
         " `LimitMEMLOCK=infinity` in slurmd.service",
-        reproduce="ulimit -l",
+        reproduce=LOCKED,
     )
 
 
@@ -158,10 +197,10 @@ def nofile(fact: Limits, want: Want) -> Verdict | None:
         if not below(hard, asked):
             return None
         summary = f"hard nofile is {hard}, expected {asked}"
-        return fail(summary, observed=hard, expected=asked, reproduce="ulimit -Hn")
+        return fail(summary, observed=hard, expected=asked, reproduce=HARD_OPEN)
     if below(hard, FILES_LEAST):
         summary = f"hard nofile is {hard}, less than the usual {FILES_LEAST}"
-        return warn(summary, observed=hard, expected=FILES_LEAST, reproduce="ulimit -Hn")
+        return warn(summary, observed=hard, expected=FILES_LEAST, reproduce=HARD_OPEN)
     ranks = len(want.nodes) * (promised(want) or fact["gpus"])
     if len(want.nodes) == 1 or ranks < FILES_RANKS or not below(soft, FILES_MANY + 1):
         return None
@@ -171,7 +210,7 @@ def nofile(fact: Limits, want: Want) -> Verdict | None:
         observed=soft,
         expected=FILES_MANY + 1,
         fix=RAISE,
-        reproduce="ulimit -n",
+        reproduce=OPEN,
     )
 
 
@@ -197,7 +236,7 @@ def nproc(fact: Limits) -> Verdict | None:
         return None
     summary = f"soft nproc is {soft}, {words}"
     fix = f"set `* - nproc {PROCESSES_LEAST}` or more in /etc/security/limits.conf and log in again"
-    return warn(summary, observed=soft, fix=fix, reproduce="ulimit -Su", **more)
+    return warn(summary, observed=soft, fix=fix, reproduce=STARTED, **more)
 
 
 def lower(node: str, facts: Mapping[str, Limits], name: str, which: int) -> Verdict | None:
@@ -217,7 +256,7 @@ def lower(node: str, facts: Mapping[str, Limits], name: str, which: int) -> Verd
         f"{what} is {show(mine)}, {len(more)} of {len(facts)} nodes have {theirs}",
         observed=mine,
         expected=usual,
-        reproduce="ulimit -Hn" if which else "ulimit -l",
+        reproduce=HARD_OPEN if which else LOCKED,
     )
 
 

@@ -3,13 +3,16 @@
 Why: NCCL chooses interfaces, devices and algorithms by it. Ranks that choose differently hang in
     the first collective; a misspelt variable changes nothing, and says nothing.
 Facts: settings (NCCL_*, GLOO_*, UCX_*, TORCH_*, FI_*, OFI_NCCL_*, TP_SOCKET_IFNAME, MASTER_ADDR,
-    MASTER_PORT, CUDA_DEVICE_MAX_CONNECTIONS: value and who sets it; files that the login user may
-    not read), interfaces (their names), devices (RDMA, with the state of their ports), master
-    (what MASTER_ADDR means there), addresses (the node's own, where MASTER_ADDR is set).
+    MASTER_PORT, CUDA_DEVICE_MAX_CONNECTIONS: value and who sets it; files that may not be read;
+    whose they are, if a container's, and why it was not looked into), interfaces (their names),
+    devices (RDMA, with the state of their ports), master (what MASTER_ADDR means there), addresses
+    (the node's own, where MASTER_ADDR is set).
 Source: launch.env, the non-login shell, ~/.nccl.conf (or $NCCL_CONF_FILE), /etc/nccl.conf: the
-    first who sets a variable wins, as in NCCL 2.30's src/misc/param.cc; of a docker or podman
-    container launch.env alone. /sys/class/net, /sys/class/infiniband, getaddrinfo(3).
-Fix: set the variable once for all nodes: in launch.env, the job's script, or /etc/nccl.conf.
+    first who sets a variable wins, as in NCCL 2.30's src/misc/param.cc. Of a docker or podman
+    container that runs, launch.env, its environment and its files (`docker exec`); of an image
+    launch.env alone. /sys/class/net, /sys/class/infiniband, getaddrinfo(3).
+Fix: set the variable once for all nodes: in launch.env, the job's script, or /etc/nccl.conf; for a
+    container with --env.
 """
 
 from __future__ import annotations
@@ -29,12 +32,14 @@ from preflight.api import (
     ok,
     same_everywhere,
     some,
+    unknown,
     warn,
 )
-from preflight.node.launch import DISABLE, Settings, settings, tcp_only, wanted
+from preflight.node.container import by_hand
+from preflight.node.launch import DISABLE, SHELL, SYSTEM_FILE, Settings, settings, tcp_only, wanted
 from preflight.node.nccl import OLD, OTHERS, unread
-from preflight.node.net import CLASS, FAMILIES, entries, matches, selects
-from preflight.node.rdma import Device, active, devices
+from preflight.node.net import CLASS, FAMILIES, entries, selects
+from preflight.node.rdma import Device, active, devices, has_port, is_down
 
 PREFIXES, HCA, UCX = "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"
 NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -92,9 +97,10 @@ def compare(facts: Mapping[str, Environment], want: Want) -> dict[str, Verdict]:
         node: [*lacking(fact), *meeting(node, facts, want), *doubts(fact)]
         for node, fact in facts.items()
     }
-    for name in sorted({n for fact in facts.values() for n in fact["settings"]["found"]}):
-        if not (is_free(name) or (name == MASTER and len({who(n, facts) for n in facts}) == 1)):
-            for node, verdict in parity(facts, name).items():
+    seen = {node: fact for node, fact in facts.items() if not fact["settings"]["unseen"]}
+    for name in sorted({n for fact in seen.values() for n in fact["settings"]["found"]}):
+        if not (is_free(name) or (name == MASTER and len({who(n, facts) for n in seen}) == 1)):
+            for node, verdict in parity(seen, name, want.get("launch.container", {})).items():
                 found[node].append(verdict)
     return {node: told(facts[node], verdicts) for node, verdicts in found.items()}
 
@@ -113,6 +119,11 @@ def told(fact: Environment, found: list[Verdict]) -> Verdict:
     count = {0: "no variable steers", 1: "1 variable steers"}.get(
         len(given), f"{len(given)} variables steer"
     )
+    unseen = fact["settings"]["unseen"]
+    if unseen:
+        return ok(
+            f"{count} communication in launch.env", details=(*lines, f"no more is seen: {unseen}")
+        )
     return ok(count + " communication", details=tuple(lines))
 
 
@@ -124,7 +135,13 @@ def value(fact: Environment, name: str) -> str:
 
 def place(fact: Environment, name: str) -> str:
     """Return who sets a variable, for a fix."""
-    return fact["settings"]["found"][name]["source"]
+    source = fact["settings"]["found"][name]["source"]
+    return environment_of(source) if source == fact["settings"]["container"] else source
+
+
+def environment_of(container: str) -> str:
+    """Return where the environment of a container is set, for a fix."""
+    return f"the environment of {container} (its image, or --env when it is started)"
 
 
 # ---- the same everywhere -------------------------------------------------------------------
@@ -135,7 +152,9 @@ def is_free(name: str) -> bool:
     return name in {*NOT_COMPARED, *OTHERS} or name.startswith(LOGS) or name.endswith(DUMPS)
 
 
-def parity(facts: Mapping[str, Environment], name: str) -> dict[str, Verdict]:
+def parity(
+    facts: Mapping[str, Environment], name: str, container: Mapping[str, Any]
+) -> dict[str, Verdict]:
     """Return the verdicts of one variable; not to be set is a value too.
 
     A name of an interface or device may differ where no other node's value would do.
@@ -154,7 +173,7 @@ def parity(facts: Mapping[str, Environment], name: str) -> dict[str, Verdict]:
         name,
         show=lambda own: str(own) or "(empty)",
         say=warn if is_mild(name, [own or "" for own in values.values()]) else fail,
-        reproduce=f"printenv {name}; grep -s {name} ~/.nccl.conf /etc/nccl.conf",
+        reproduce=by_hand(container, f"printenv {name}; grep -s {name} ~/.nccl.conf {SYSTEM_FILE}"),
     )
     return {
         node: replace(verdict, fix=mend(facts[node], name, verdict), explains=follows(name))
@@ -203,8 +222,12 @@ def mend(fact: Environment, name: str, verdict: Verdict) -> str | None:
         return None
     if verdict.expected is None:
         return f"remove {name} from {place(fact, name)}"
-    where = place(fact, name) if name in fact["settings"]["found"] else "/etc/nccl.conf"
-    if not name.startswith("NCCL_") or where == "the shell":
+    container = fact["settings"]["container"]
+    if name in fact["settings"]["found"]:
+        where = place(fact, name)
+    else:
+        where = environment_of(container) if container else SYSTEM_FILE
+    if not container and (not name.startswith("NCCL_") or where == SHELL):
         where = "the shell's start files, or once for all nodes in launch.env"
     return f"set {name}={verdict.expected} in {where}"
 
@@ -265,26 +288,6 @@ def absent_hca(fact: Environment, rule: str) -> str:
         return "" if left or not names else f"leaves none of {there}"
     lost = [entry.lstrip("=") for entry in entries(rule) if not has_port(fact["devices"], entry)]
     return f"names {some(lost)}, which is not here: {there}" if lost else ""
-
-
-def has_port(found: Collection[Device], entry: str) -> bool:
-    """Whether an entry `device[:port]` of NCCL_IB_HCA means a port of this node."""
-    port = [*entry.split(":"), ""][1]
-    return any(
-        matches(entry, device["name"])
-        and (not port or any(str(p["number"]) == port for p in device["ports"]))
-        for device in found
-    )
-
-
-def is_down(fact: Environment, entry: str) -> bool:
-    """Whether an entry of NCCL_IB_HCA means ports of this node, and none that is active."""
-    live = [
-        Device(name=device["name"], ports=[port for port in device["ports"] if port["active"]])
-        for device in fact["devices"]
-    ]
-    up = [device for device in live if device["ports"]]
-    return has_port(fact["devices"], entry) and not has_port(up, entry)
 
 
 # ---- where ranks meet ----------------------------------------------------------------------
@@ -349,11 +352,15 @@ def elsewhere(node: str, facts: Mapping[str, Environment], master: str) -> tuple
 
 def doubts(fact: Environment) -> list[Verdict]:
     """Return warnings of one node."""
+    given = fact["settings"]
+    user = "its user" if given["container"] else "the login user"
     found = [
-        warn(f"{path} may not be read by the login user: what it sets is not known")
-        for path in fact["settings"]["unreadable"]
+        warn(f"{path} may not be read by {user}: what it sets is not known")
+        for path in given["unreadable"]
     ]
-    for name in fact["settings"]["found"]:
+    if given["container"] and given["unseen"]:
+        found.append(unknown(given["unseen"]))
+    for name in given["found"]:
         words = unread(name)
         if words:
             fix = f"mend or remove {name} in {place(fact, name)}"
@@ -375,7 +382,7 @@ def on_tcp(fact: Environment) -> list[Verdict]:
         found.append(warn(words, observed=disable, fix=fix))
     rule = value(fact, HCA)
     down = [] if name or rule[:1] == "^" else entries(rule)
-    down = [entry.lstrip("=") for entry in down if is_down(fact, entry)]
+    down = [entry.lstrip("=") for entry in down if is_down(fact["devices"], entry)]
     if down:
         words = f"{HCA} names {some(down)}, which has no active port: NCCL goes without it"
         found.append(warn(words, observed=down, fix="see network.link", reproduce="ibstat"))

@@ -26,14 +26,12 @@ from preflight.api import (
     same_everywhere,
     skip,
 )
-from preflight.node.software import EXEC_ENGINES
+from preflight.node.container import EXEC_ENGINES, LIMIT_S
 
 ABSENT = ("no such", "image not known", "no container with name", "does not exist")
 """In what docker and podman say of an image or a container that is not there."""
 NO_DAEMON = "is the docker daemon running"
 """In what docker says when nothing listens on its socket; podman needs no daemon."""
-LIMIT_S = 8
-"""For the engine's answer; below the 10 s of the check, so that the words are ours."""
 
 
 class Found(TypedDict):

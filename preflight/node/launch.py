@@ -9,23 +9,16 @@ import re
 from typing import Any, Mapping, TypedDict
 
 from preflight.api import Node, Unobservable, Want
+from preflight.node.container import Place, called, closed, is_sealed, look
+from preflight.node.variables import is_taken
 
-TAKEN = re.compile(
-    r"(NCCL|GLOO|UCX|TORCH|FI|OFI_NCCL)_\w+|MASTER_(ADDR|PORT)|TP_SOCKET_IFNAME"
-    r"|CUDA_DEVICE_MAX_CONNECTIONS",
-    re.ASCII,
-)
-"""Variables that are looked at; FI_ is libfabric's, OFI_NCCL_ its plugin's, TP_ TensorPipe's."""
-SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
 LONGEST = 512
 """Characters of a value that are kept."""
 INVENTORY = "launch.env"
 SHELL = "the shell"
-SYSTEM_FILE = "/etc/nccl.conf"
+CONF_FILE, SYSTEM_FILE = "NCCL_CONF_FILE", "/etc/nccl.conf"
 DEFAULT = "python3"
 """The training interpreter where the inventory names none."""
-SEALED = ("docker", "podman")
-"""Engines whose containers inherit neither the node's environment nor its files."""
 
 NET, DISABLE = "NCCL_NET", "NCCL_IB_DISABLE"
 NOT_ZERO = re.compile(r"\s*[-+]?(0[xX]0*[1-9a-fA-F]|0*[1-7]|[89])")
@@ -33,7 +26,7 @@ NOT_ZERO = re.compile(r"\s*[-+]?(0[xX]0*[1-9a-fA-F]|0*[1-7]|[89])")
 
 
 class Setting(TypedDict):
-    """The value of a variable, and who sets it: `launch.env`, `the shell`, or a file."""
+    """The value of a variable, and who sets it: `launch.env`, `the shell`, a container, a file."""
 
     value: str
     source: str
@@ -44,7 +37,11 @@ class Settings(TypedDict):
 
     found: dict[str, Setting]
     unreadable: list[str]
-    """Files that the login user may not read, so that what they set is not known."""
+    """Files that may not be read, so that what they set is not known."""
+    container: str
+    """Whose they are, if a container's that runs, such as `docker container train`; else empty."""
+    unseen: str
+    """Why nothing but launch.env is known; empty where all is."""
 
 
 def wanted(want: Want) -> tuple[dict[str, Any]]:
@@ -53,28 +50,54 @@ def wanted(want: Want) -> tuple[dict[str, Any]]:
     return ({key: want.launch[key] for key in keys if want.launch.get(key)},)
 
 
+def place_of(node: Node, launch: Mapping[str, Any]) -> Place:
+    """Return where the job finds its environment and limits: the node, or a container there.
+
+    Raises:
+        Unobservable: that container cannot be looked into.
+    """
+    container = launch.get("container", {})
+    if not is_sealed(container):
+        return node
+    if closed(container):
+        raise Unobservable(closed(container))
+    env = launch.get("env", {})
+    return look(node, container, {CONF_FILE: env[CONF_FILE]} if env.get(CONF_FILE) else {})
+
+
 def settings(node: Node, launch: Mapping[str, Any]) -> Settings:
-    """Return the variables that steer communication; the first who sets one wins, as in NCCL.
+    """Return the variables that steer communication; launch.env's alone where no more is seen."""
+    try:
+        place = place_of(node, launch)
+    except Unobservable as problem:
+        return settings_in(None, launch, str(problem))
+    return settings_in(place, launch)
+
+
+def settings_in(place: Place | None, launch: Mapping[str, Any], unseen: str = "") -> Settings:
+    """Return the variables of a place; the first who sets one wins, as in NCCL.
 
     Source: NCCL 2.30 src/misc/param.cc: initEnvFunc reads $NCCL_CONF_FILE or else ~/.nccl.conf,
     then /etc/nccl.conf, by setenv(3) without overwriting.
     """
-    places: list[tuple[str, Mapping[str, str]]] = [(INVENTORY, launch.get("env", {}))]
+    container = launch.get("container", {})
+    whose = called(container) if is_sealed(container) and not closed(container) else ""
+    sources: list[tuple[str, Mapping[str, str]]] = [(INVENTORY, launch.get("env", {}))]
     unreadable = []
-    if launch.get("container", {}).get("engine") not in SEALED:
-        places.append((SHELL, node.environ()))
-        for path in files(node, launch):
-            said = of_file(node, path)
+    if place:
+        sources.append((whose or SHELL, place.environ()))
+        for path in files(place, launch):
+            said, name = of_file(place, path), f"{path} of {whose}" if whose else path
             if said is None:
-                unreadable.append(path)
+                unreadable.append(name)
             else:
-                places.append((path, said))
+                sources.append((name, said))
     found: dict[str, Setting] = {}
-    for source, values in places:
+    for source, values in sources:
         for name in sorted(values):
             if is_taken(name):
                 found.setdefault(name, Setting(value=values[name][:LONGEST], source=source))
-    return Settings(found=found, unreadable=unreadable)
+    return Settings(found=found, unreadable=unreadable, container=whose, unseen=unseen)
 
 
 def tcp_only(found: Mapping[str, Setting]) -> str:
@@ -88,25 +111,21 @@ def tcp_only(found: Mapping[str, Setting]) -> str:
     return DISABLE if DISABLE in found and NOT_ZERO.match(found[DISABLE]["value"]) else ""
 
 
-def is_taken(name: str) -> bool:
-    """Whether a variable steers communication, and holds no secret."""
-    return bool(TAKEN.fullmatch(name)) and not SECRET.search(name)
-
-
-def files(node: Node, launch: Mapping[str, Any]) -> list[str]:
+def files(place: Place, launch: Mapping[str, Any]) -> list[str]:
     """Return the files from which NCCL would set variables, in its order."""
-    named = launch.get("env", {}).get("NCCL_CONF_FILE") or node.environ().get("NCCL_CONF_FILE")
+    named = launch.get("env", {}).get(CONF_FILE) or place.environ().get(CONF_FILE)
     if named:
         return [named, SYSTEM_FILE]
-    own = home(node, launch.get("user"))
+    user = None if is_sealed(launch.get("container", {})) else launch.get("user")
+    own = home(place, user)
     return [f"{own}/.nccl.conf", SYSTEM_FILE] if own else [SYSTEM_FILE]
 
 
-def home(node: Node, user: str | None) -> str | None:
-    """Return the home of a user on the node, by default of the login user; None: no such user."""
-    own = None if user else node.environ().get("HOME")
+def home(place: Place, user: str | None) -> str | None:
+    """Return the home of a user, by default of the login user; None: no such user."""
+    own = None if user else place.environ().get("HOME")
     if own is None:
-        account = node.account(user)
+        account = place.account(user)
         own = account.home if account else None
     return own
 
@@ -132,10 +151,10 @@ def interpreter(node: Node, launch: Mapping[str, Any]) -> str:
     return f"{expanded(node, workdir, user)}/{python}"
 
 
-def of_file(node: Node, path: str) -> dict[str, str] | None:
+def of_file(place: Place, path: str) -> dict[str, str] | None:
     """Return what a file sets, nothing where there is none, None where it may not be read."""
     try:
-        return parsed(node.read(path) or "")
+        return parsed(place.read(path) or "")
     except Unobservable:
         return None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Collection, TypedDict
 
 from preflight.api import Node
+from preflight.node.net import matches
 
 CLASS = "/sys/class/infiniband"
 
@@ -53,3 +54,23 @@ def active(found: list[Device]) -> list[str]:
     return [
         "{}:{}".format(d["name"], p["number"]) for d in found for p in d["ports"] if p["active"]
     ]
+
+
+def has_port(found: Collection[Device], entry: str) -> bool:
+    """Whether an entry `device[:port]` of NCCL_IB_HCA means a port of this node."""
+    port = [*entry.split(":"), ""][1]
+    return any(
+        matches(entry, device["name"])
+        and (not port or any(str(p["number"]) == port for p in device["ports"]))
+        for device in found
+    )
+
+
+def is_down(found: Collection[Device], entry: str) -> bool:
+    """Whether an entry of NCCL_IB_HCA means ports of this node, and none that is active."""
+    live = [
+        Device(name=device["name"], ports=[port for port in device["ports"] if port["active"]])
+        for device in found
+    ]
+    up = [device for device in live if device["ports"]]
+    return has_port(found, entry) and not has_port(up, entry)

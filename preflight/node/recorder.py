@@ -12,8 +12,8 @@ import json
 from typing import Any, Callable, Dict, Iterator, Mapping, Sequence
 
 from preflight.api import Absent, Account, Node, Ran, Unobservable, Visit
-from preflight.node.launch import SECRET
 from preflight.node.replay import Replay, key
+from preflight.node.variables import SECRET
 
 Answers = Dict[str, Dict[str, Any]]
 HIDDEN = "(hidden)"

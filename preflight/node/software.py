@@ -28,6 +28,7 @@ from preflight.api import (
     same_everywhere,
     skip,
 )
+from preflight.node.container import LIMIT_S, closed, entered, last_line
 from preflight.node.launch import DEFAULT
 from preflight.node.launch import interpreter as named
 
@@ -45,10 +46,7 @@ PASSED = re.compile(r"PATH|HOME|CUDA_HOME|NCCL_NET_PLUGIN|LD_.*|PYTHON.*")
 """Variables of `launch.env` that decide what an interpreter and the dynamic linker find."""
 NO_COMMAND = (126, 127)
 """Ends of env(1), docker exec and podman exec where the program could not be started."""
-EXEC_ENGINES = ("docker", "podman")
 GUESS = f"that the job uses {DEFAULT} is a guess: name its interpreter by launch.python"
-LIMIT_S = 8
-"""For the interpreter's answer; below the 10 s of the checks, so that the words are ours."""
 
 
 class Torch(TypedDict):
@@ -165,28 +163,6 @@ def training(node: Node, launch: Mapping[str, Any]) -> Training:
     return found
 
 
-def closed(container: Mapping[str, Any]) -> str:
-    """Return why a container cannot be looked into, empty if it can."""
-    if not container:
-        return ""
-    if container.get("image"):
-        return "the training environment is in an image, and preflight starts no containers"
-    if container["engine"] not in EXEC_ENGINES:
-        return "preflight does not look into {} containers".format(container["engine"])
-    return ""
-
-
-def entered(container: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
-    """Return the words before the interpreter; `--env NAME` passes the value that the engine has.
-
-    env(1) looks a command up in the PATH that was set for it, and says by its end what is wrong.
-    """
-    if not container:
-        return ["env"]
-    words = [word for name in sorted(env) for word in ("--env", name)]
-    return [container["engine"], "exec", *words, container["name"]]
-
-
 def source() -> str:
     """Return the program that the training interpreter runs; on a node it is in no file."""
     module, _, main = MAIN.rpartition(".")
@@ -205,12 +181,6 @@ def answer(ran: Ran, python: str) -> Inside:
             inside: Inside = json.loads(line[len(MARK) :])
             return inside
     raise Unobservable(f"training interpreter {python!r}: {last_line(ran, python)}")
-
-
-def last_line(ran: Ran, python: str) -> str:
-    """Return the last words of a command that failed."""
-    lines = ran.err.strip().splitlines() or [f"ended with code {ran.code} without a word"]
-    return re.sub(rf"^\S*env: '?{re.escape(python)}'?: ", "", lines[-1].strip())
 
 
 def by_nvml(node: Node) -> tuple[int | None, str]:

@@ -37,6 +37,8 @@ def test_the_first_who_sets_a_variable_wins() -> None:
             "NCCL_D": {"value": "system", "source": "/etc/nccl.conf"},
         },
         "unreadable": [],
+        "container": "",
+        "unseen": "",
     }
 
 
@@ -70,14 +72,26 @@ def test_long_values_are_cut() -> None:
 
 def test_a_file_that_may_not_be_read_is_told() -> None:
     closed = node({}, **{"/etc/nccl.conf": {"unobservable": "/etc/nccl.conf: Permission denied"}})
-    assert settings(closed, {}) == Settings(found={}, unreadable=["/etc/nccl.conf"])
+    assert settings(closed, {}) == Settings(
+        found={}, unreadable=["/etc/nccl.conf"], container="", unseen=""
+    )
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
-def test_a_container_sees_neither_shell_nor_files(engine: str) -> None:
+def test_what_an_image_brings_is_not_seen(engine: str) -> None:
     launch = {"container": {"engine": engine, "image": "x"}, "env": {"NCCL_ALGO": "Ring"}}
-    found = settings(Replay({}), launch)["found"]
-    assert found == {"NCCL_ALGO": {"value": "Ring", "source": "launch.env"}}
+    assert settings(Replay({}), launch) == Settings(
+        found={"NCCL_ALGO": {"value": "Ring", "source": "launch.env"}},
+        unreadable=[],
+        container="",
+        unseen="the training environment is in an image, and preflight starts no containers",
+    )
+
+
+def test_a_container_of_enroot_sees_the_node() -> None:
+    launch = {"container": {"engine": "enroot", "image": "x"}}
+    found = settings(node({"NCCL_ALGO": "Ring"}), launch)["found"]
+    assert found == {"NCCL_ALGO": {"value": "Ring", "source": "the shell"}}
 
 
 @pytest.mark.parametrize(
