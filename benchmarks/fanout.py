@@ -237,8 +237,10 @@ def on_a_node(made: Bench, table: Table) -> None:
     ]
     parts = {"the agent's start": [start["agent_s"] + start["children_s"] for start, _ in rounds]}
     parts["the agent's work"] = [used["agent_s"] - start["agent_s"] for start, used in rounds]
-    for function in rounds[0][1]["calls_s"]:
-        parts[function] = [used["calls_s"].get(function, 0.0) for _, used in rounds]
+    for key in calls:
+        parts[key] = [used["calls_s"][key] for _, used in rounds]
+    own = [used["children_s"] - sum(used["calls_s"].values()) for _, used in rounds]
+    parts["children, to start and end"] = own
     totals = [used["agent_s"] + used["children_s"] for _, used in rounds]
     extras = every.extras({"system": "linux", "machine": os.uname().machine, "libc": "glibc 2.31"})
     sent = len(every.blob) + sum(len(part or "") for part in extras or ())
@@ -248,24 +250,24 @@ def on_a_node(made: Bench, table: Table) -> None:
         spent([NODE_PYTHON, "-c", "pass"]).cpu_s for _ in range(NODE_REPEATS)
     )
     print(f"    {python * 1000:8.2f} ms  an empty python3, for comparison")
-    ids = {"{}:{}".format(*call): key for key, call in calls.items()}
-    for function, some in sorted(parts.items(), key=lambda item: -statistics.median(item[1])):
-        whose = [one.id for one in plan.running if one.evidence == ids.get(function)]
+    for part, some in sorted(parts.items(), key=lambda item: -statistics.median(item[1])):
+        whose = [one.id for one in plan.running if one.evidence == part]
         share = f"{statistics.median(some) * 1000:8.2f} ms"
-        print(f"    {share}  {', '.join(whose) or function}")
+        print(f"    {share}  {', '.join(whose) or part}")
 
 
 def on_node(node: NodeSpec, errand: Errand) -> dict[str, Any]:
-    """Do what a run does on a node; return the CPU seconds of the agent and its children."""
+    """Do what a run does on a node; return the CPU seconds of the agent, its children and calls."""
     visit = Visit(node)
     go(visit, SshTransport(), errand)
     if not visit.login["reached"]:
         sys.exit(f"{node.name}: {visit.login['message']}")
     while True:
         used: dict[str, Any] = visit.sessions[0].call("preflight.node.agent", "usage").value
-        if len(used["calls_s"]) >= len(errand.calls) + len(errand.rooted):
+        if not used["pids"]:
             visit.close()
-            return used
+            frames = {key: pending.frame or {} for key, pending in visit.asked.items()}
+            return used | {"calls_s": {key: frames[key].get("cpu_s", 0.0) for key in frames}}
 
 
 def beside(made: Bench, count: int, repeats: int, program: str | None, table: Table) -> float:

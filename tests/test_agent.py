@@ -70,6 +70,14 @@ import os, signal, subprocess, sys, time
 from preflight.api import Absent, Unobservable
 
 def echo(node, *args): return list(args)
+def pid(node, number, *_): return [number, os.getpid()]
+def count(node, number): return sum(range(number))
+poisoned = False
+def poison(node):
+    global poisoned
+    poisoned = True
+    return "poisoned"
+def taste(node): return os._exit(1) if poisoned else "well"
 def blind(node): raise Unobservable("ethtool: permission denied")
 def absent(node): node.run(["no-such-program"])
 def bug(node): return {"a": 1}["b"]
@@ -384,7 +392,7 @@ def test_a_bug_names_file_and_line(deeds: Session) -> None:
     reply = ask(deeds, "bug")
     assert reply.problem is not None
     trace = reply.problem["traceback"]
-    assert f'File "{MODULE.replace(".", "/")}.py", line 8, in bug\n' in trace
+    assert f'File "{MODULE.replace(".", "/")}.py", line 16, in bug\n' in trace
     assert '    def bug(node): return {"a": 1}["b"]\n' in trace
 
 
@@ -412,6 +420,37 @@ def test_many_at_once(deeds: Session) -> None:
     echoing = [deeds.ask(MODULE, "echo", [n], 30) for n in range(190)]
     assert [deeds.answer(call).value for call in echoing] == [[n] for n in range(190)]
     assert {problem(deeds.answer(call)) for call in hanging} == {("timeout", "no answer in 1 s")}
+
+
+def test_calls_that_come_together_share_children(deeds: Session) -> None:
+    calls: list[tuple[str, str, list[Any]]]
+    calls = [(MODULE, "pid", [n, "x" * 5000 * (n % 10 == 9)]) for n in range(60)]
+    asked = deeds.ask_all(calls, [30] * 60)
+    found = [deeds.answer(call).value for call in asked]
+    assert [n for n, _ in found] == [*range(60)]
+    assert len({pid for _, pid in found}) < 60
+    wait_until(lambda: not usage(deeds)["pids"])
+
+
+def test_a_child_that_hangs_keeps_no_other_call_waiting(deeds: Session) -> None:
+    calls: list[tuple[str, str, list[Any]]]
+    calls = [(MODULE, name, []) for name in ("hang", "echo", "deaf_and_hanging", "echo", "deaf")]
+    asked = deeds.ask_all(calls, [3, 60, 3, 60, 60])
+    assert [deeds.answer(asked[n]).value for n in (1, 3)] == [[], []]
+    assert problem(deeds.answer(asked[4]))[0] == "died"
+    for n in (0, 2):
+        assert problem(deeds.answer(asked[n])) == ("timeout", "no answer in 3 s")
+
+
+def test_a_probe_does_not_die_of_what_another_did(deeds: Session) -> None:
+    calls: list[tuple[str, str, list[Any]]]
+    for _ in range(5):
+        calls = [(MODULE, name, []) for name in ("poison", "taste", "segv", "taste", "leave")]
+        asked = deeds.ask_all(calls, [30] * 5)
+        replies = [deeds.answer(call) for call in asked]
+        assert [replies[n].value for n in (0, 1, 3)] == ["poisoned", "well", "well"]
+        assert problem(replies[2]) == ("died", "the probe's process died of SIGSEGV")
+        assert problem(replies[4]) == ("died", "the probe's process ended without an answer")
 
 
 def test_calls_from_many_threads(deeds: Session) -> None:
@@ -503,13 +542,15 @@ def test_open_call_that_never_opens(
 def test_clock_and_usage(deeds: Session) -> None:
     clock = deeds.clock()
     assert abs(clock["offset_s"]) <= clock["error_s"] + 0.001
-    ask(deeds, "echo")
-    function = f"{MODULE}:echo"
-    wait_until(lambda: function in usage(deeds)["calls_s"])
+    before = usage(deeds)["children_s"]
+    call = deeds.ask(MODULE, "count", [100_000])
+    deeds.answer(call)
+    assert call.frame is not None
+    wait_until(lambda: not usage(deeds)["pids"])
     found = usage(deeds)
-    assert set(found) == {"agent_s", "children_s", "calls_s"}
+    assert set(found) == {"agent_s", "children_s", "pids"}
     assert 0 < found["agent_s"] < 10
-    assert 0 < found["calls_s"][function] <= found["children_s"] < 10
+    assert 0 < call.frame["cpu_s"] <= found["children_s"] - before < 10
 
 
 def usage(session: Session) -> dict[str, Any]:

@@ -42,7 +42,10 @@ def unpacked(made: Payload, **hello: str) -> tuple[dict[str, str], bytes | None]
 HERE = {"system": "linux", "machine": os.uname().machine, "libc": "glibc 2.31"}
 
 
-CORE = {f"preflight.node.{name}" for name in ("agent", "boot", "child", "psutil_loader", "toolbox")}
+CORE = {
+    f"preflight.node.{name}"
+    for name in ("agent", "boot", "child", "children", "psutil_loader", "toolbox")
+}
 CHECK = '''"""A claim."""
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Answers calls on a node, one forked child each, until standard input ends.
+"""Answers calls on a node, in forked children, until standard input ends.
 
-A child costs a few milliseconds and buys this: a probe that hangs (for ever, in D state, on a
-dead mount), crashes or eats memory costs its own answer only. So the agent never waits for a
-child without a limit, and children hold none of the SSH pipes, else sshd would wait for them.
+Children buy this: a probe that hangs (for ever, in D state, on a dead mount), crashes or eats
+memory costs its own answer only. So the agent never waits for a child without a limit, and
+children hold none of the SSH pipes, else sshd would wait for them. A child costs milliseconds, so
+one that has answered soon is given the next call; while one is busy, others are started.
 Sent to nodes: stdlib only, Python 3.8.
 """
 
@@ -14,72 +15,32 @@ import importlib
 import json
 import math
 import os
-import resource
 import select
 import signal
 import sys
 import time
 import zlib
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF
 from typing import Any, Mapping
 
-from preflight.node import child, psutil_loader, toolbox
-from preflight.node.child import encode, problem, write_all
+from preflight.node import psutil_loader, toolbox
+from preflight.node.child import cpu_s, encode, problem, work, write_all
+from preflight.node.children import Child, Pipes, children, died
 
 GATHER_S = 0.01
 """How long an answer waits for others: a packet costs all that handle it more than a frame."""
+PATIENCE_S = 0.01
+"""How long calls wait for a child to be free before another is started; most take less."""
 END_S = 1.0
-"""How long the agent waits at its end for killed children; one in D state never dies."""
+"""How long a child may take to end that has no more to do; and how long the agent waits at its own
+end for killed ones: one in D state never dies.
+"""
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h: what children leave behind becomes the agent's own, so it can end it."""
 INTERPRETER = ".interpreter"
 """Is for another Python, which gets it as text. Its whole name here would have it sent always."""
 DRIVER = "/proc/driver/nvidia"
 ENDING = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-
-
-class Call:
-    """A child at work, seen from the agent."""
-
-    def __init__(self, frame: Mapping[str, Any], pid: int, pipes: Pipes) -> None:
-        self.id, self.pid, self.pipes, self.timeout_s = frame["id"], pid, pipes, frame["timeout_s"]
-        self.function = "{module}:{function}".format(**frame)
-        self.deadline = time.monotonic() + self.timeout_s
-        self.tail = b""
-        self.answered = False
-
-    def stop(self) -> None:
-        """Tell an open call to end; it has its time limit again to answer."""
-        self.pipes.close("stop_write")
-        self.deadline = time.monotonic() + self.timeout_s
-
-    def kill(self) -> None:
-        """End the child and all that is in its process group, at once."""
-        # The pid too: the child may not have come to make a group of its own yet. Neither can be
-        # another's by now, since only `Agent.reap` gives the number back.
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(OSError):
-                kill(self.pid, signal.SIGKILL)
-
-
-class Pipes:
-    """The two pipes between the agent and one child, by the names of their four ends."""
-
-    def __init__(self) -> None:
-        self.fds: dict[str, int] = {}
-
-    def open(self) -> None:
-        """Make them.
-
-        Raises:
-            OSError: too many open files.
-        """
-        self.fds["out_read"], self.fds["out_write"] = os.pipe()
-        self.fds["stop_read"], self.fds["stop_write"] = os.pipe()
-
-    def close(self, *names: str) -> None:
-        """Close some ends, or all; those that are closed already are left alone."""
-        for fd in [self.fds.pop(name) for name in names or tuple(self.fds) if name in self.fds]:
-            os.close(fd)
 
 
 class Agent:
@@ -93,9 +54,10 @@ class Agent:
     def __init__(self, tag: str, sources: dict[str, str]) -> None:
         self.tag = tag.encode()
         self.sources = sources
-        self.calls: dict[int, Call] = {}
-        self.heard: dict[int, Call] = {}
-        self.used: dict[str, float] = {}
+        self.waiting: list[Mapping[str, Any]] = []
+        self.children: dict[int, Child] = {}
+        self.heard: dict[int, Child] = {}
+        self.patient_until = 0.0
         self.tail = self.out = b""
         self.due: float = math.inf
         self.poller = select.poll()
@@ -147,8 +109,8 @@ class Agent:
 
     def settle(self) -> None:
         """Write what was said when no answer is awaited that could go with it, or it is due."""
-        awaited = (call.deadline < math.inf and not call.answered for call in self.calls.values())
-        if self.out and (time.monotonic() >= self.due or not any(awaited)):
+        busy = (child.frame and child.deadline < math.inf for child in self.children.values())
+        if self.out and (time.monotonic() >= self.due or not (self.waiting or any(busy))):
             self.flush()
 
     def flush(self) -> None:
@@ -169,11 +131,14 @@ class Agent:
             elif fd == 0 and not self.listen():
                 return False
         self.expire()
+        if self.waiting and time.monotonic() >= self.patient_until:
+            self.start(self.waiting.pop(0))
         return True
 
     def patience_ms(self) -> int | None:
         """Return the time until the next deadline."""
-        first: float = min([self.due, *(call.deadline for call in self.calls.values())])
+        limits = [self.due, *(child.deadline for child in self.children.values())]
+        first: float = min([*limits, self.patient_until] if self.waiting else limits)
         if first == math.inf:
             return None
         return max(0, math.ceil((first - time.monotonic()) * 1000))
@@ -190,14 +155,17 @@ class Agent:
         """Take one request line. Noise is not possible here: only the controller writes it."""
         frame = json.loads(line)
         if frame.get("stop"):
-            if frame["id"] in self.calls:
-                self.calls[frame["id"]].stop()
+            for child in self.children.values():
+                if child.frame and child.frame["id"] == frame["id"]:
+                    child.release(child.frame["timeout_s"])
         elif frame["module"] == __name__:
             value = getattr(self, "do_" + frame["function"])(*frame["args"])
             self.say({"id": frame["id"], "value": value})
             self.flush()  # the round trip of a ping is measured
-        else:
+        elif frame.get("open"):
             self.start(frame)
+        else:
+            self.waiting.append(frame)
 
     def do_ping(self) -> float:
         """Return this machine's clock, at once: the round trip bounds its offset."""
@@ -218,12 +186,12 @@ class Agent:
         return {"psutil": psutil_loader.load(unpack(library) if library else None)}
 
     def do_usage(self) -> dict[str, Any]:
-        """Return the CPU seconds of the agent, of its children that have ended, and by function."""
-        own, children = cpu_s(resource.RUSAGE_SELF), cpu_s(resource.RUSAGE_CHILDREN)
-        return {"agent_s": own, "children_s": children, "calls_s": self.used}
+        """Return the CPU seconds of the agent and of its children that ended, and who has not."""
+        own, children = cpu_s(RUSAGE_SELF), cpu_s(RUSAGE_CHILDREN)
+        return {"agent_s": own, "children_s": children, "pids": sorted(self.children)}
 
     def start(self, frame: Mapping[str, Any]) -> None:
-        """Fork a child for one call."""
+        """Fork a child for a call."""
         agent, pipes = os.getpid(), Pipes()
         try:
             pipes.open()
@@ -237,16 +205,17 @@ class Agent:
             # Whatever happens in the child, it must not come back into the agent's loop.
             try:
                 self.forget()
-                pipes.close("out_read", "stop_write")
-                child.serve(frame, agent, pipes.fds["out_write"], pipes.fds["stop_read"])
+                pipes.close("out_read", "orders_write")
+                work(frame, agent, pipes.fds["out_write"], pipes.fds["orders_read"])
             finally:
                 os._exit(0)
-        pipes.close("out_write", "stop_read")
+        pipes.close("out_write", "orders_read")
         out = pipes.fds["out_read"]
         os.set_blocking(out, False)
         self.poller.register(out, select.POLLIN)
-        call = Call(frame, pid, pipes)
-        self.calls[call.id] = self.heard[out] = call
+        self.children[pid] = self.heard[out] = child = Child(pid, pipes)
+        child.begin(frame)
+        self.patient_until = time.monotonic() + PATIENCE_S
 
     def forget(self) -> None:
         """Let go, in a child, of all that is the agent's."""
@@ -255,31 +224,45 @@ class Agent:
             signal.signal(number, signal.SIG_DFL)
         for fd in (self.woken, self.waker):
             os.close(fd)
-        for call in self.calls.values():
-            call.pipes.close()
+        for child in self.children.values():
+            child.pipes.close()
 
-    def hear(self, call: Call) -> bool:
+    def hear(self, child: Child) -> bool:
         """Take what a child wrote: whole lines are forwarded as they are. False: nothing."""
         try:
-            data = os.read(call.pipes.fds["out_read"], 1 << 16)
+            data = os.read(child.pipes.fds["out_read"], 1 << 16)
         except BlockingIOError:
             return False
         if not data:
-            self.deafen(call)
+            self.deafen(child)
             return False
-        *lines, call.tail = (call.tail + data).split(b"\n")
+        *lines, child.tail = (child.tail + data).split(b"\n")
         for line in lines:
-            if line.startswith(b'{"ready"'):
-                call.deadline = math.inf
-            else:
-                call.answered = True
             self.forward(line + b"\n")
+            if line.startswith(b'{"ready"'):
+                child.deadline = math.inf
+            else:
+                self.employ(child)
         return True
 
-    def deafen(self, call: Call) -> None:
+    def employ(self, child: Child) -> None:
+        """Give a child that has answered the next call, or let it end."""
+        child.frame = None
+        first = self.waiting[0] if self.waiting else {"alone": True}
+        order = b"" if first.get("alone") else encode(first)
+        # It has read all before, so that so much goes into the pipe at once: never wait for it.
+        if 0 < len(order) <= select.PIPE_BUF and "orders_write" in child.pipes.fds:
+            with contextlib.suppress(OSError):  # it has closed its end
+                os.write(child.pipes.fds["orders_write"], order)
+                child.begin(self.waiting.pop(0))
+                self.patient_until = time.monotonic() + PATIENCE_S
+                return
+        child.release(END_S)
+
+    def deafen(self, child: Child) -> None:
         """Listen to a child no more: its pipe has ended, or it has."""
-        if self.heard.pop(call.pipes.fds["out_read"], None):
-            self.poller.unregister(call.pipes.fds["out_read"])
+        if self.heard.pop(child.pipes.fds["out_read"], None):
+            self.poller.unregister(child.pipes.fds["out_read"])
 
     def reap(self) -> None:
         """See to the children that have ended, adopted ones included; never blocks."""
@@ -290,40 +273,40 @@ class Agent:
                 ended = os.waitid(os.P_ALL, 0, flags | os.WNOWAIT)
                 if ended is None:
                     return
-                function = "what calls left behind"
-                for call in [c for c in self.calls.values() if c.pid == ended.si_pid]:
-                    while self.hear(call):
+                child = self.children.get(ended.si_pid)
+                if child:
+                    while self.hear(child):
                         pass
-                    self.finish(call, "died", died(ended))
-                    function = call.function
-                before = cpu_s(resource.RUSAGE_CHILDREN)
+                    self.finish(child, "died", died(ended))
                 os.waitid(os.P_PID, ended.si_pid, flags)
-                spent = cpu_s(resource.RUSAGE_CHILDREN) - before
-                self.used[function] = self.used.get(function, 0.0) + spent
 
     def expire(self) -> None:
         """Answer for children that are past their time."""
         now = time.monotonic()
-        for call in [call for call in self.calls.values() if call.deadline <= now]:
-            self.finish(call, "timeout", f"no answer in {call.timeout_s:g} s")
+        for child in [child for child in self.children.values() if child.deadline <= now]:
+            limit_s = child.frame["timeout_s"] if child.frame else END_S
+            self.finish(child, "timeout", f"no answer in {limit_s:g} s")
 
-    def finish(self, call: Call, kind: str, why: str) -> None:
-        """Have done with a call; one that has not answered has this problem."""
-        if not call.answered:
-            self.say({"id": call.id, **problem(kind, why)})
-        call.kill()
-        self.deafen(call)
-        call.pipes.close()
-        del self.calls[call.id]
+    def finish(self, child: Child, kind: str, why: str) -> None:
+        """Have done with a child; a call that it has not answered has this problem."""
+        if child.frame and kind == "died" and child.calls > 1:
+            # It may have died of an earlier one: only a child that does no other tells.
+            self.waiting.insert(0, {**child.frame, "alone": True})
+        elif child.frame:
+            self.say({"id": child.frame["id"], **problem(kind, why)})
+        child.kill()
+        self.deafen(child)
+        child.pipes.close()
+        del self.children[child.pid]
 
     def end(self) -> None:
         """Leave nothing behind: children, and what they left to us as subreaper."""
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
         self.flush()
-        for call in self.calls.values():
-            call.kill()
-        self.calls.clear()
+        for child in self.children.values():
+            child.kill()
+        self.children.clear()
         deadline = time.monotonic() + END_S
         # In rounds: what a child has started becomes ours only when the child is dead.
         while children() and time.monotonic() < deadline:
@@ -342,31 +325,6 @@ def leave(*_: Any) -> None:
 def unpack(packed: str) -> bytes:
     """Return the bytes that `payload.pack` was given."""
     return zlib.decompress(binascii.a2b_base64(packed))
-
-
-def died(ended: Any) -> str:
-    """Say how a child without an answer has ended."""
-    if ended.si_code == os.CLD_EXITED:
-        return "the probe's process ended without an answer"
-    number = ended.si_status
-    known = number in {one.value for one in signal.Signals}
-    name = signal.Signals(number).name if known else f"signal {number}"
-    return f"the probe's process died of {name}"
-
-
-def children() -> list[int]:
-    """Return the pids of all children of this process, adopted ones included."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
-            return [int(pid) for pid in listed.read().split()]
-    except OSError:
-        return []
-
-
-def cpu_s(who: int) -> float:
-    """Return the CPU seconds of this process or of its children, the kernel's part included."""
-    used = resource.getrusage(who)
-    return used.ru_utime + used.ru_stime
 
 
 def libc() -> str:

@@ -1,4 +1,4 @@
-"""What a child of the agent does: one call, one answer.
+"""What a child of the agent does: one call after the other, an answer for each.
 
 Sent to nodes: stdlib only, Python 3.8.
 """
@@ -9,6 +9,8 @@ import gc
 import importlib
 import json
 import os
+import resource
+import select
 import time
 from typing import Any, Mapping
 
@@ -43,8 +45,8 @@ class Opened:
         return self._stop
 
 
-def serve(frame: Mapping[str, Any], agent: int, out: int, stop: int) -> None:
-    """Run the function of one call and write its answer."""
+def work(frame: Mapping[str, Any], agent: int, out: int, orders: int) -> None:
+    """Do a call, and those that come as orders, until these end."""
     gc.freeze()
     gc.enable()
     os.setsid()
@@ -52,26 +54,46 @@ def serve(frame: Mapping[str, Any], agent: int, out: int, stop: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    begun = time.monotonic()
+    line = answer(frame, out, orders)
+    while line:
+        write_all(out, line)
+        order = os.read(orders, select.PIPE_BUF)
+        line = answer(json.loads(order), out, orders) if order else b""
 
-    def answer(body: Mapping[str, Any]) -> bytes:
-        seconds = round(time.monotonic() - begun, 4)
-        return encode({"id": frame["id"], "seconds": seconds, **body})
+
+def answer(frame: Mapping[str, Any], out: int, orders: int) -> bytes:
+    """Run the function of one call; return its answer, with what it has cost."""
+    begun, used_s = time.monotonic(), spent_s()
+
+    def said(body: Mapping[str, Any]) -> bytes:
+        cost = {"seconds": time.monotonic() - begun, "cpu_s": spent_s() - used_s}
+        return encode({"id": frame["id"], **{k: round(v, 4) for k, v in cost.items()}, **body})
 
     try:
         function = getattr(importlib.import_module(frame["module"]), frame["function"])
-        opened = [Opened(frame["id"], out, stop)] if frame.get("open") else []
-        line = answer({"value": function(toolbox.Toolbox(), *opened, *frame["args"])})
+        opened = [Opened(frame["id"], out, orders)] if frame.get("open") else []
+        line = said({"value": function(toolbox.Toolbox(), *opened, *frame["args"])})
         if len(line) > REPLY_CAP:
-            line = answer(problem("too_large", f"the facts take {len(line)} bytes"))
+            line = said(problem("too_large", f"the facts take {len(line)} bytes"))
     except Unobservable as statement:
-        line = answer(problem("unobservable", str(statement)))
+        line = said(problem("unobservable", str(statement)))
     except Exception as error:  # noqa: BLE001 - a probe's bug is a row, not the end of the run
         import traceback  # it takes 2 ms that are seldom needed
 
         trace = traceback.format_exc()[-TRACE_CAP:]
-        line = answer(problem("bug", f"{type(error).__name__}: {error}", trace))
-    write_all(out, line)
+        line = said(problem("bug", f"{type(error).__name__}: {error}", trace))
+    return line
+
+
+def spent_s() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    return cpu_s(resource.RUSAGE_SELF) + cpu_s(resource.RUSAGE_CHILDREN)
+
+
+def cpu_s(who: int) -> float:
+    """Return the CPU seconds of this process or of its children, the kernel's part included."""
+    used = resource.getrusage(who)
+    return used.ru_utime + used.ru_stime
 
 
 def problem(kind: str, message: str, trace: str = "") -> dict[str, Any]:
