@@ -119,12 +119,17 @@ def mend(page: Page, found: Found) -> None:
     where = ""
     if found.cause.kind == "pair" and live:
         where = f"on {some([r.node for r in live])}:"
-    elif len(live) > 1:
-        where = "on each of these nodes:"
+    else:
+        where = on_each(found.cause.check, live)
     if fix:
         remedy(page, fix, where)
     if live and live[0].reproduce:
         page.command(live[0].reproduce, "see:", where if found.cause.kind == "pair" else "")
+
+
+def on_each(check: str, rows: Sequence[object]) -> str:
+    """Return where the same fix goes for several nodes; a login is mended on this machine."""
+    return "on each of these nodes:" if len(rows) > 1 and check != REACH else ""
 
 
 def remedy(page: Page, fix: str, where: str) -> None:
@@ -191,7 +196,7 @@ def notes(page: Page, rows: Sequence[Result], report: Report, verbose: bool) -> 
         if len(checks) > 1:
             page.wrap(" ".join(checks), style="dim")
         if fix:
-            remedy(page, fix, "on each of these nodes:" if len(nodes) > 1 else "")
+            remedy(page, fix, on_each(checks[0], nodes))
     if len(shown) < len(blocks):
         page.wrap(f"and {len(blocks) - len(shown)} more; -v shows them")
 

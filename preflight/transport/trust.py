@@ -83,6 +83,7 @@ def _changed(there: Destination, key: HostKey, lines: tuple[Entry, ...]) -> Tran
 
 def _unknown(there: Destination, key: HostKey, authorities: Sequence[Entry]) -> TransportError:
     port = "" if there.port == DEFAULT_PORT else f" -p {there.port}"
+    kind = "host key unknown" if there.known_hosts else "no known_hosts"
     if not there.known_hosts:
         then = "set ssh.known_hosts, for there is no file to add it to: UserKnownHostsFile is none"
     elif there.via or there.proxy_command:
@@ -97,7 +98,7 @@ def _unknown(there: Destination, key: HostKey, authorities: Sequence[Entry]) -> 
             "but host certificates cannot be verified here"
         )
     return TransportError(
-        "host key unknown",
+        kind,
         f"{there.address}: host key {key} is not known{note}",
         f"compare it with the machine's own, then: {then}",
     )

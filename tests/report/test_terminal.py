@@ -91,6 +91,18 @@ def test_a_fix_of_several_commands_is_a_line_each() -> None:
     ]
 
 
+def test_a_login_is_mended_on_this_machine() -> None:
+    grid = Grid(EIGHT)
+    grid.lose(EIGHT[:2])
+    grid.say("access.ssh", EIGHT[:2], FAIL, "key has a passphrase", fix="ssh-add ~/.ssh/id")
+    grid.cause("access.ssh", EIGHT[:2])
+    grid.say("host.shm", EIGHT[2:], FAIL, "too small", fix="mount -o remount /dev/shm")
+    grid.cause("host.shm", EIGHT[2:])
+    found = [line.strip() for line in lines(grid.report())]
+    assert "fix: ssh-add ~/.ssh/id" in found
+    assert found[found.index("fix: on each of these nodes:") + 1] == "mount -o remount /dev/shm"
+
+
 def test_what_a_node_says_is_text() -> None:
     grid = Grid(EIGHT)
     more = {"fix": HOSTILE.replace("\n", ""), "reproduce": HOSTILE.replace("\n", "")}

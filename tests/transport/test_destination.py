@@ -68,7 +68,7 @@ def test_a_new_host_key_that_no_file_can_keep(sshd: StartSshd, client: Client) -
     client.config("UserKnownHostsFile none\n")
     with pytest.raises(TransportError) as caught:
         client.connect(server.port, host_keys="accept-new")
-    assert caught.value.kind == "host key unknown"
+    assert caught.value.kind == "no known_hosts"
     assert caught.value.hint == (
         "compare it with the machine's own, then: set ssh.known_hosts, "
         "for there is no file to add it to: UserKnownHostsFile is none"
