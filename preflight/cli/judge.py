@@ -24,7 +24,7 @@ MOST_NAMES = 3
 @flags.inventory
 @flags.checks
 @flags.require
-@flags.fail_on
+@flags.fail_on_again
 @click.option("--json", "json_path", metavar="PATH", help="Write the new report; - is stdout.")
 @options.verbose
 @options.no_color
@@ -33,7 +33,7 @@ def command(
     source: Path | None,
     dirs: tuple[Path, ...],
     require: tuple[str, ...],
-    fail_on: str,
+    fail_on: str | None,
     json_path: str | None,
     verbose: bool,
     no_color: bool,
@@ -61,7 +61,7 @@ def command(
         required += old.want.require
     policy = build.Policy(
         require=frozenset(required),
-        fail_on_warn=fail_on == "warn",
+        fail_on_warn=(fail_on or old.want.fail_on) == "warn",
         today=dt.datetime.now(dt.timezone.utc).date(),
     )
     report = build.again(old, known, want, skips, waivers, policy)

@@ -77,6 +77,7 @@ def build(
             waivers=[waiver.model_dump(mode="json", exclude_none=True) for waiver in waivers],
             require=sorted(policy.require),
             skip=dict(skips),
+            fail_on="warn" if policy.fail_on_warn else "fail",
         ),
         nodes=nodes,
         checks=[

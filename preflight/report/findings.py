@@ -151,7 +151,7 @@ def waived(page: Page, report: Report, today: dt.date) -> None:
             page.wrap(f"until {waiver.until} by {waiver.owner}: {waiver.reason}")
     over = report.want.expired(today)
     if over:
-        strict = ", and count as failures in this run" if warnings_count(report) else ""
+        strict = ", and count as failures in this run" if report.want.fail_on == WARN else ""
         page.title("expired waivers, which waive nothing" + strict)
     for w in over:
         names = [w["node"]] if "node" in w else [node.name for node in report.nodes]
@@ -163,15 +163,9 @@ def warnings(page: Page, report: Report, verbose: bool) -> None:
     """Write the warnings."""
     rows = [r for r in report.results if r.status == WARN]
     if rows:
-        strict = ", which count as failures in this run" if warnings_count(report) else ""
+        strict = ", which count as failures in this run" if report.want.fail_on == WARN else ""
         page.title("warnings" + strict)
         notes(page, rows, report, verbose)
-
-
-def warnings_count(report: Report) -> bool:
-    """Whether a node is not ready for a warning alone."""
-    failing = {r.node for r in report.results if r.status == FAIL and not r.waived}
-    return any(n.verdict == "not_ready" and n.name not in failing for n in report.nodes)
 
 
 def unknowns(page: Page, report: Report, verbose: bool) -> None:

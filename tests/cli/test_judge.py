@@ -17,7 +17,7 @@ from preflight.cli.judge import command as judge
 from preflight.cli.run import command as run
 from preflight.errors import ConfigError
 from preflight.report import build, model
-from tests.checks_made import write
+from tests.checks_made import probing, write
 from tests.messages.aloud import Aloud
 
 TODAY = dt.datetime.now(dt.timezone.utc).date()
@@ -97,6 +97,20 @@ def test_require_and_skip_are_those_of_the_run(tmp_path: Path) -> None:
     assert want.skip == {"host.shm": "not now"}
     assert call(judge, path, "--json", again) == 3
     assert again.read_text() == path.read_text()
+
+
+def test_what_counts_is_as_in_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site, path, again = tmp_path / "checks", tmp_path / "r.json", tmp_path / "again.json"
+    write(site, "site.rack", probing("return 1", "return warn('a bit low')"))
+    options = ["--checks", site, "--only", "site", "--json", path]
+    assert call(run, *options) == 0
+    assert call(judge, path, "--checks", site) == 0
+    assert call(run, *options, "--fail-on", "warn") == 1
+    capsys.readouterr()
+    assert call(judge, path, "--checks", site, "--json", again) == 1
+    assert "\nwarnings, which count as failures in this run\n" in capsys.readouterr().out
+    assert again.read_text() == path.read_text()
+    assert call(judge, path, "--checks", site, "--fail-on", "fail") == 0
 
 
 def test_require_and_skip_of_another_inventory(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ class Grid:
                 waivers=waivers,
                 require=[*(policy or Policy()).require],
                 skip={},
+                fail_on="warn" if policy and policy.fail_on_warn else "fail",
             ),
             nodes=nodes,
             checks=[model.CheckModel(id=c, claim="It holds", level="quick") for c in self.checks],
