@@ -30,6 +30,8 @@ UNSENT_S = 30
 """After which a connection is lost whose data nobody acknowledges (RFC 5482): beyond the time that
 a switch takes to come back (classic spanning tree: 30 s), and long for a session to notice itself.
 """
+CHUNK = 1 << 16
+"""Bytes that are taken at once: the SSH library asks for a packet's length, then for its rest."""
 PROXY_END_S = 1.0
 """How long a ProxyCommand may take to obey SIGTERM before it is killed."""
 
@@ -100,15 +102,18 @@ class Wire:
         self.last_words = ""
         """What the process behind it said, once it is closed."""
         self._pipe = pipe
+        self._taken = b""
         self._on_close = on_close
         self._lock = threading.Lock()
         self._closed = False  # the SSH library reads this name of a socket
 
     def recv(self, size: int) -> bytes:
-        """Return some bytes, `b""` at the end."""
-        data = self._pipe.recv(size)
-        if len(self.heard) < HEARD_LIMIT:
-            self.heard += data[:HEARD_LIMIT]
+        """Return some bytes, `b""` at the end; for one reader."""
+        if not self._taken:
+            self._taken = self._pipe.recv(max(size, CHUNK))
+            if len(self.heard) < HEARD_LIMIT:
+                self.heard += self._taken[:HEARD_LIMIT]
+        data, self._taken = self._taken[:size], self._taken[size:]
         return data
 
     def send(self, data: bytes) -> int:
