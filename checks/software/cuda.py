@@ -51,7 +51,7 @@ LEAST_DRIVER = {11: "450", 12: "525", 13: "580"}
 
 
 def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
-    return believed(compared(facts, want), want, "cuda")
+    return believed(facts, compared(facts, want), want, "cuda")
 
 
 def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:

@@ -37,7 +37,7 @@ PLUGIN_FIX = "install the same net plugin on all nodes, or set NCCL_NET_PLUGIN=n
 
 
 def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
-    return believed(compared(facts, want), want, "nccl")
+    return believed(facts, compared(facts, want), want, "nccl")
 
 
 def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:

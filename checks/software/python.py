@@ -3,7 +3,9 @@
 Why: extensions and pickles of one Python do not load in another. Ray refuses a worker whose
     Python differs even in the last number, or drops it without a word.
 Facts: the version of the training interpreter, and of Ray where it is installed; or why there
-    is none.
+    is none: it cannot be started, ended before it ran anything, or gave no answer in 8 s.
+    With `launch.user` it has that user's home, for ~/.local; where the login user may not look
+    into that, a detail says so.
     Where neither `launch.python`, a container nor a PATH in `launch.env` says which interpreter
     trains, python3 is looked at, and what is wrong with it is a warning.
 Source: `launch.python` (else python3 of the non-login shell) or the interpreter in
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from preflight.api import Check, Expect, Verdict, Want, fail, warn
+from preflight.api import Check, Expect, Verdict, Want, fail, unknown, warn
 from preflight.node.software import (
     Training,
     asked,
@@ -29,22 +31,24 @@ from preflight.node.software import (
 )
 
 STRICT = "Ray wants the same Python on all nodes, to the last number (ray-project/ray#44063)"
+BROKEN = "make the environment anew there: the Python that it was made from may be gone, or damaged"
+SLOW = "start it there by hand: files of a slow file system come quicker the second time"
 
 
 def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
-    return believed(compared(facts, want), want, "python")
+    return believed(facts, compared(facts, want), want, "python")
 
 
 def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
     said, silent = opened(facts)
-    if said or want.get("launch.python"):
-        silent.update(
-            {
-                node: fail(verdict.summary, reproduce=by_hand(want, "-V"))
-                for node, verdict in silent.items()
-                if facts[node]["missing"]
-            }
-        )
+    for node, verdict in silent.items():
+        silence = facts[node]["silence"]
+        if silence == "missing" and (said or want.get("launch.python")):
+            silent[node] = fail(verdict.summary, reproduce=by_hand(want, "-V"))
+        elif silence == "broken":
+            silent[node] = fail(verdict.summary, fix=BROKEN, reproduce=by_hand(want, "-c pass"))
+        elif silence == "slow":
+            silent[node] = unknown(verdict.summary, fix=SLOW, reproduce=by_hand(want, "-c pass"))
     pythons = {node: inside["python"] for node, inside in said.items()}
     rays = {node: inside["packages"].get("ray") for node, inside in said.items()}
     series = {version.rsplit(".", 1)[0] for version in pythons.values()}

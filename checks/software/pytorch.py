@@ -37,7 +37,7 @@ BESIDE = ("deepspeed", "numpy", "triton")
 
 
 def compare(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:
-    return believed(compared(facts, want), want, "torch")
+    return believed(facts, compared(facts, want), want, "torch")
 
 
 def compared(facts: Mapping[str, Training], want: Want) -> dict[str, Verdict]:

@@ -8,6 +8,7 @@ Sent to nodes: stdlib only, Python 3.8.
 from __future__ import annotations
 
 import re
+import signal
 from typing import Any, Mapping, Protocol
 
 from preflight.api import Account, Node, Ran, Unobservable, some
@@ -149,9 +150,17 @@ def entered(container: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
     return [container["engine"], "exec", *words, container["name"]]
 
 
+def ended(code: int) -> str:
+    """Return how a process ended, in words."""
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended with code {code}"
+
+
 def last_line(ran: Ran, program: str) -> str:
     """Return the last words of a command that failed."""
-    lines = ran.err.strip().splitlines() or [f"ended with code {ran.code} without a word"]
+    lines = ran.err.strip().splitlines() or [f"{ended(ran.code)} without a word"]
     return re.sub(rf"^\S*env: '?{re.escape(program)}'?: ", "", lines[-1].strip())
 
 

@@ -29,15 +29,18 @@ from preflight.api import (
     skip,
 )
 from preflight.node.container import LIMIT_S, closed, entered, last_line
-from preflight.node.launch import DEFAULT
+from preflight.node.launch import DEFAULT, home
 from preflight.node.launch import interpreter as named
 
 MAIN = "preflight.node.interpreter.main"
 """What runs there; imported here it would be compiled for nothing."""
 MARK = "preflight:"
 """Begins the answer's line: whatever sitecustomize prints is told apart."""
+BEGAN = "preflight began"
+"""Said first: an interpreter that ends without it did not start, and nothing of ours ended it."""
 START = (
-    "import sys;sys.path[:]=[p for p in sys.path if p];import os;"
+    f"import sys;sys.stdout.write('{BEGAN}'+chr(10));sys.stdout.flush();"
+    "sys.path[:]=[p for p in sys.path if p];import os;"
     "sys.version_info<(3,7) and sys.exit('Python '+sys.version.split()[0]+' is older than 3.7');"
     "exec(os.environ.pop('PREFLIGHT_PROBE'))"
 )
@@ -46,7 +49,13 @@ PASSED = re.compile(r"PATH|HOME|CUDA_HOME|NCCL_NET_PLUGIN|LD_.*|PYTHON.*")
 """Variables of `launch.env` that decide what an interpreter and the dynamic linker find."""
 NO_COMMAND = (126, 127)
 """Ends of env(1), docker exec and podman exec where the program could not be started."""
+BY_SIGNAL = 128
+"""A shell and an engine add this to the number of the signal that ended a program."""
+FATAL = "Fatal Python error"
+"""Begins the line that says why an interpreter did not start; others follow it."""
 GUESS = f"that the job uses {DEFAULT} is a guess: name its interpreter by launch.python"
+
+UNSEEN = "packages may come from {} too: the login user may not look into it"
 
 
 class Torch(TypedDict):
@@ -107,8 +116,11 @@ class Training(TypedDict):
     inside: Inside | None
     refusal: str
     """Why `inside` is None."""
-    missing: bool
-    """Whether that is because the interpreter cannot be started."""
+    silence: str
+    """`missing`: the interpreter cannot be started; `broken`: it ended as it started; `slow`: it
+    gave no answer; empty: it answered, or was not asked."""
+    hidden: str
+    """A folder that the interpreter may take packages from, and that the login user may not see."""
     nvml_cuda: int | None
     """As `driver_cuda`, by NVML; None where libcuda told it, or there is no NVML."""
     nvml_problem: str
@@ -143,7 +155,8 @@ def training(node: Node, launch: Mapping[str, Any]) -> Training:
         else python,
         inside=None,
         refusal=closed(container),
-        missing=False,
+        silence="",
+        hidden="",
         nvml_cuda=None,
         nvml_problem="",
         capabilities=[],
@@ -151,9 +164,20 @@ def training(node: Node, launch: Mapping[str, Any]) -> Training:
     if found["refusal"]:
         return found
     env = dict(launch["env"], PREFLIGHT_PROBE=source(), PYTHONDONTWRITEBYTECODE="1")
-    ran = node.run([*entered(container, env), python, "-c", START], timeout_s=LIMIT_S, env=env)
-    if ran.code in NO_COMMAND:
-        found["refusal"], found["missing"] = last_line(ran, python), True
+    own = home(node, launch["user"]) if launch["user"] and not container else None
+    if own and "HOME" not in env:
+        env["HOME"], found["hidden"] = own, hidden(node, f"{own}/.local")
+    try:
+        ran = node.run([*entered(container, env), python, "-c", START], timeout_s=LIMIT_S, env=env)
+    except Absent:
+        raise
+    except Unobservable as problem:
+        found["silence"], found["refusal"] = "slow", re.sub("^env: ", "", str(problem))
+        return found
+    found["silence"] = silence(ran, bool(container))
+    if found["silence"]:
+        fatal = (line for line in ran.err.splitlines() if line.startswith(FATAL))
+        found["refusal"] = next(fatal, last_line(ran, python))
         return found
     inside = found["inside"] = answer(ran, python)
     if inside["driver_cuda"] is None:
@@ -161,6 +185,26 @@ def training(node: Node, launch: Mapping[str, Any]) -> Training:
     if inside["torch"] and inside["torch"]["archs"]:
         found["capabilities"] = capabilities(node)
     return found
+
+
+def hidden(node: Node, folder: str) -> str:
+    """Return a folder if the login user may not look into it, else nothing."""
+    there = node.visit([folder])[folder]
+    closed_to = there.error == "EACCES" or not (there.error or there.readable)
+    return folder if closed_to else ""
+
+
+def silence(ran: Ran, contained: bool) -> str:
+    """Return why an interpreter that ended never began; nothing if it did, or who knows.
+
+    What an engine has to say, such as that there is no such container, is no word about Python.
+    """
+    if ran.code in NO_COMMAND:
+        return "missing"
+    if BEGAN in ran.out:
+        return ""
+    own = not contained or ran.code > BY_SIGNAL or FATAL in ran.err
+    return "broken" if own else ""
 
 
 def source() -> str:
@@ -215,7 +259,7 @@ def opened(facts: Mapping[str, Training]) -> tuple[dict[str, Inside], Verdicts]:
     silent = {
         node: skip(
             "training interpreter {!r}: {}".format(fact["asked"], fact["refusal"])
-            if fact["missing"]
+            if fact["silence"]
             else fact["refusal"]
         )
         for node, fact in facts.items()
@@ -224,11 +268,17 @@ def opened(facts: Mapping[str, Training]) -> tuple[dict[str, Inside], Verdicts]:
     return said, silent
 
 
-def believed(verdicts: Verdicts, want: Want, key: str) -> Verdicts:
+def believed(facts: Mapping[str, Training], verdicts: Verdicts, want: Want, key: str) -> Verdicts:
     """Return the verdicts, failures as warnings where nobody said which interpreter trains.
 
     What the inventory expects, under `expect:` by that key, was said of it all the same.
     """
+    verdicts = {
+        node: replace(verdict, details=(*verdict.details, UNSEEN.format(facts[node]["hidden"])))
+        if facts[node]["hidden"] and facts[node]["inside"]
+        else verdict
+        for node, verdict in verdicts.items()
+    }
     said = ("launch.python", "launch.container", "launch.env.PATH", "expect." + key)
     if any(want.get(name) for name in said):
         return verdicts

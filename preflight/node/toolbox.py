@@ -68,7 +68,7 @@ class Toolbox:
             )
         except OSError as error:
             raise Unobservable(f"{argv[0]}: {error.strerror}") from error
-        out, err = drain(process, time.monotonic() + timeout_s, argv[0])
+        out, err = drain(process, timeout_s, argv[0])
         return Ran(process.returncode, text(out), text(err))
 
     def read(self, path: str) -> str | None:
@@ -358,12 +358,13 @@ def survives(deed: Callable[[], object]) -> bool:
     return os.WIFEXITED(os.waitpid(pid, 0)[1])
 
 
-def drain(process: Any, deadline: float, name: str) -> tuple[bytes, bytes]:
+def drain(process: Any, timeout_s: float, name: str) -> tuple[bytes, bytes]:
     """Return what a command wrote, the first `CAP` bytes of each stream; wait for its end.
 
     Raises:
         Unobservable: it is past its time. It is killed, and not waited for: it may be in D state.
     """
+    deadline = time.monotonic() + timeout_s
     kept = {process.stdout: b"", process.stderr: b""}
     poller = select.poll()
     by_fd = {stream.fileno(): stream for stream in kept}
@@ -373,7 +374,7 @@ def drain(process: Any, deadline: float, name: str) -> tuple[bytes, bytes]:
         left = deadline - time.monotonic()
         if left <= 0:
             process.kill()
-            raise Unobservable(f"{name}: no answer in time")
+            raise Unobservable(f"{name}: no answer in {timeout_s:g} s")
         for fd, _ in poller.poll(min(left, 0.01 if not by_fd else left) * 1000):
             data = os.read(fd, 1 << 16)
             stream = by_fd[fd]

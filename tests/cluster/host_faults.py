@@ -48,6 +48,11 @@ class HostFaults(Nodes):
         old = self.machines[node].path("/etc/group").read_text()
         self.change_file(node, "/etc/group", f"{old}{group}:x:{gid}:{','.join(members)}\n")
 
+    def add_user(self, node: str, user: str, uid: int) -> None:
+        """Add a user; its home is not made."""
+        old = self.machines[node].path("/etc/passwd").read_text()
+        self.change_file(node, "/etc/passwd", f"{old}{user}:x:{uid}:{uid}::/home/{user}:/bin/sh\n")
+
     def remove_user(self, node: str, user: str) -> None:
         """Take a user out of the node's user database."""
         lines = self.machines[node].path("/etc/passwd").read_text().splitlines(keepends=True)

@@ -116,3 +116,38 @@ def test_an_expected_version_that_no_node_has(bed: Testbed) -> None:
     gpus(bed)
     _, report = bed.report("run", str(bed.inventory(expect={"driver": "570.86.15"})))
     assert causes(report) == [("node", "software.driver", list(bed.names))]
+
+
+def test_an_interpreter_that_does_not_start_on_one_node(bed: Testbed) -> None:
+    python = "/opt/shim/python"
+    for node in bed.names:
+        broken = "PYTHONHOME=/nonexistent " if node == "tb3" else ""
+        bed.change_file(node, python, f'#!/bin/sh\n{broken}exec /usr/bin/python3 "$@"\n', 0o755)
+    done, report = bed.report("run", str(bed.inventory(launch={"python": python})))
+    assert causes(report) == [("node", "software.python", ["tb3"])]
+    assert summary(report, "software.python", "tb3").startswith(
+        f"training interpreter {python!r}: Fatal Python error: "
+    )
+    assert results(report, "unknown") == []
+    assert done.returncode == 1
+
+
+def test_packages_of_the_jobs_user_count(bed: Testbed) -> None:
+    python = "/usr/bin/python3"
+    where = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for node in bed.names:
+        version = "2.4.0" if node == "tb2" else "2.5.1"
+        bed.add_user(node, "bob", 2002)
+        series = bed.run(node, python, "-c", where).strip()
+        site = f"/home/bob/.local/lib/python{series}/site-packages"
+        bed.change_file(
+            node, f"{site}/torch/version.py", f"__version__ = '{version}'\ncuda = None\n"
+        )
+    launch = {"user": "bob", "python": python}
+    _, report = bed.report("run", str(bed.inventory(launch=launch)), "--only", "software")
+    assert causes(report) == [("node", "software.pytorch", ["tb2"])]
+    bed.run("tb2", "chmod", "700", "/home/bob")
+    _, report = bed.report("run", str(bed.inventory(launch=launch)), "--only", "software.python")
+    details = {row["node"]: row["details"] for row in report["results"]}
+    unseen = ["packages may come from /home/bob/.local too: the login user may not look into it"]
+    assert details == {"tb1": [], "tb2": unseen, "tb3": [], "tb4": []}

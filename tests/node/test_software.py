@@ -16,7 +16,7 @@ import pytest
 
 from preflight.api import Unobservable, Want
 from preflight.node import interpreter
-from preflight.node.software import Inside, Torch, asked, training, versions
+from preflight.node.software import BEGAN, Inside, Torch, asked, training, versions
 from preflight.node.toolbox import Toolbox
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -394,17 +394,32 @@ def test_noise_and_files_of_the_current_folder_do_no_harm(
 def test_an_interpreter_that_is_not_there_is_a_fact(tmp_path: Path) -> None:
     python = str(tmp_path / "python")
     found = ask({}, python)
-    assert (found["missing"], found["refusal"]) == (True, "No such file or directory")
+    assert (found["silence"], found["refusal"]) == ("missing", "No such file or directory")
     Path(python).write_text("")
     found = ask({}, python)
-    assert (found["missing"], found["refusal"]) == (True, "Permission denied")
+    assert (found["silence"], found["refusal"]) == ("missing", "Permission denied")
 
 
-def test_an_interpreter_without_an_answer_makes_unknown(tmp_path: Path) -> None:
-    python = program(tmp_path / "python", "echo 'no module named encodings' >&2; exit 1")
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("exit 3", "ended with code 3 without a word"),
+        ("echo no libpython >&2; exit 1", "no libpython"),
+        ("kill -SEGV $$", "was ended by SIGSEGV without a word"),
+        (f'PYTHONHOME=/nonexistent exec {sys.executable} "$@"', "Fatal Python error: init_fs_"),
+    ],
+)
+def test_an_interpreter_that_does_not_start_is_a_fact(tmp_path: Path, end: str, words: str) -> None:
+    found = ask({}, program(tmp_path / "python", end))
+    assert (found["silence"], found["inside"]) == ("broken", None)
+    assert found["refusal"].startswith(words)
+
+
+def test_an_interpreter_that_ends_later_makes_unknown(tmp_path: Path) -> None:
+    python = program(tmp_path / "python", f"echo {BEGAN}; echo no more memory >&2; exit 1")
     with pytest.raises(Unobservable) as raised:
         ask({}, python)
-    assert str(raised.value) == f"training interpreter {python!r}: no module named encodings"
+    assert str(raised.value) == f"training interpreter {python!r}: no more memory"
 
 
 def test_python_is_looked_up_in_the_path_of_the_job(tmp_path: Path) -> None:
@@ -413,7 +428,7 @@ def test_python_is_looked_up_in_the_path_of_the_job(tmp_path: Path) -> None:
     found = ask({"PATH": f"{tmp_path}:/usr/bin:/bin"}, None)  # type: ignore[arg-type]
     assert found["asked"] == "python3"
     assert found["inside"]["executable"] == sys.executable
-    assert ask({"PATH": str(tmp_path / "empty")}, None)["missing"]  # type: ignore[arg-type]
+    assert ask({"PATH": str(tmp_path / "empty")}, None)["silence"] == "missing"  # type: ignore[arg-type]
 
 
 def test_home_and_working_directory_are_the_jobs(

@@ -111,7 +111,7 @@ def test_run_what_is_not_there(session: Session, tmp_path: Path) -> None:
 )
 def test_run_past_its_time(session: Session, machine: Machine, script: str) -> None:
     assert unobservable(session, ["sh", "-c", script], 0.2, function="run") == (
-        "sh: no answer in time"
+        "sh: no answer in 0.2 s"
     )
     wait_until(lambda: not any("1001" in words for words in machine.processes().values()))
 
