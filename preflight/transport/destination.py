@@ -20,7 +20,8 @@ DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_s
 MAX_HOPS = 8
 """Jump hosts in a row; more are taken for a loop."""
 
-_JUMP = re.compile(r"(?:ssh://)?(?:(.+)@)?(\[.+\]|[^:]+|[0-9a-fA-F:]{3,})(?::(\d+))?")
+_JUMP = re.compile(r"(?:ssh://)?(?:(.+)@)?(\[[^\[\]]+\]|[^:\[\]]+|[0-9a-fA-F:]{3,})(?::(\d+))?")
+_PORT = re.compile("[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class _Route:
         user, host, port = match.groups()
         host = host.strip("[]")
         found = self._config.lookup(host, user)
-        there = self._server(host, found, user, int(port) if port else None)
+        there = self._server(host, found, user, _port(f"ProxyJump {text!r}: port", port))
         if self._ssh.key:
             # ssh(1) keeps -i from jump hosts, but the inventory has no other place to say it
             there = replace(there, keys=(*there.keys, self._ssh.key.expanduser()))
@@ -133,16 +134,16 @@ class _Route:
         def one(keyword: str) -> str | None:
             return found.get(keyword, [None])[0]
 
-        host = expand(one("hostname") or "%h", {"h": name})
-        number = port or _port(one("port")) or DEFAULT_PORT
-        alias = one("hostkeyalias")
+        host = _name("HostName", expand(one("hostname") or "%h", {"h": name}))
+        number = port or _port("Port", one("port")) or DEFAULT_PORT
+        alias = _name("HostKeyAlias", one("hostkeyalias") or "")
         files = home() / ".ssh"
         agent = one("identityagent") or "SSH_AUTH_SOCK"
         ssh = self._ssh
         there = Destination(
             host=host,
             port=number,
-            user=user or one("user") or local_user(),
+            user=_name("User", user or one("user") or local_user()),
             names=(alias.lower(),) if alias else _names(host, number),
             keys=(),
             only_keys=_yes(one("identitiesonly")),
@@ -207,11 +208,18 @@ def _agent(value: str, tokens: dict[str, str]) -> str | None:
     return expand(value, tokens)
 
 
-def _port(value: str | None) -> int | None:
+def _name(keyword: str, value: str) -> str:
+    """Return a name that stands in reports and goes over the wire: it must be text."""
+    if not value.isprintable():
+        raise ConfigError(f"~/.ssh/config: {keyword} {value!r}: has a character that no name has")
+    return value
+
+
+def _port(what: str, value: str | None) -> int | None:
     if value is None:
         return None
-    if not value.isdigit() or not 0 < int(value) < 65536:
-        raise ConfigError(f"~/.ssh/config: Port {value!r} is not a port from 1 to 65535")
+    if not _PORT.fullmatch(value) or not 0 < int(value) < 65536:
+        raise ConfigError(f"~/.ssh/config: {what} {value!r} is not a port from 1 to 65535")
     return int(value)
 
 

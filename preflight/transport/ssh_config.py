@@ -103,7 +103,8 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
     """Replace `%h` and its kin, `${VARIABLE}` and a leading `~`.
 
     Raises:
-        ConfigError: a variable that is not set, or a token that does not exist here.
+        ConfigError: a variable that is not set, a token that does not exist here, a home folder
+            of nobody, or a character that ends a path for the system.
     """
 
     def one(match: re.Match[str]) -> str:
@@ -115,7 +116,12 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
         return value
 
     replaced = re.sub(r"%(.)|\$\{(\w+)\}", one, text)
-    return str(Path(replaced).expanduser()) if replaced.startswith("~") else replaced
+    if "\0" in replaced:
+        raise ConfigError(f"~/.ssh/config: {text!r}: has a NUL character; remove it")
+    try:
+        return str(Path(replaced).expanduser()) if replaced.startswith("~") else replaced
+    except RuntimeError as error:
+        raise ConfigError(f"~/.ssh/config: {text!r}: there is no such home folder") from error
 
 
 def _parse(path: Path, base: Path, warn: Callable[[str], None], depth: int) -> tuple[Line, ...]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from preflight.errors import TransportError
+from preflight.errors import ConfigError, TransportError
 from preflight.transport.destination import destination
+from preflight.transport.identities import Offers
 from preflight.transport.ssh_config import SshConfig
+from preflight.transport.trust import Trust
 from tests.messages.aloud import Aloud
 from tests.transport.servers import Client, StartSshd
 
@@ -44,6 +48,59 @@ def test_an_ip_address_of_the_inventory_is_where_the_node_is(client: Client) -> 
         for address in ("10.0.0.1", "fe80::1%eth0", "gpu01", None)
     ]
     assert found == ["10.0.0.1:22", "[fe80::1%eth0]:22", "gpu01.pod:22", "gpu01.pod:22"]
+
+
+WRONG = (
+    "IdentityFile ~nosuchuser/key",
+    "Include ~nosuchuser/config",
+    "UserKnownHostsFile /tmp/a\0b",
+    "HostName gpu\udcff01",
+    "HostKeyAlias gpu\a",
+    "User b\udcffb",
+    "Port \u00b2",
+    "Port 99999",
+    f"Port {'1' * 5000}",
+    "ProxyJump 127.0.0.2:99999",
+    "ProxyJump 127.0.0.2:0",
+    "ProxyJump [[]:22",
+)
+
+
+def test_values_that_cannot_be_used(client: Client, aloud: Aloud) -> None:
+    told = []
+    for text in WRONG:
+        (client.home / ".ssh" / "config").write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ConfigError) as caught:
+            client.transport().validate([client.spec(None, address="gpu01", user=None)])
+        told.append(str(caught.value).replace("1" * 5000, "11..."))
+    aloud(*told)
+
+
+KEYWORDS = (
+    *("HostName", "User", "Port", "IdentityFile", "CertificateFile", "IdentityAgent", "ProxyJump"),
+    *("UserKnownHostsFile", "GlobalKnownHostsFile", "HostKeyAlias", "Include", "Match host"),
+    *("IdentitiesOnly", "ProxyCommand", "Host"),
+)
+PIECES = st.sampled_from(
+    [*"~/%:@[],.$!*?\"'# =\0\udcff\u00b2\u0661", *"9hnpru", "${HOME}", "none", "a" * 300, "root"]
+)
+LINES = st.tuples(st.sampled_from(KEYWORDS), st.lists(PIECES, max_size=6).map("".join))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(lines=st.lists(LINES, max_size=4))
+def test_no_file_makes_it_stumble(client: Client, lines: list[tuple[str, str]]) -> None:
+    text = "\n".join(map(" ".join, lines))
+    (client.home / ".ssh" / "config").write_bytes(text.encode("utf-8", "surrogateescape"))
+    spec, said = client.spec(None, address="gpu01", user=None), ""
+    try:
+        there = destination(spec, SshConfig(client.warnings.append))
+        Trust(client.warnings.append).types(there)
+        Offers().to(there)
+        said = there.address
+    except ConfigError as error:
+        said = str(error)
+    assert said.isprintable()
 
 
 def test_a_section_that_says_nothing_to_us_is_ignored_in_silence(
