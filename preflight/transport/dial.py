@@ -183,7 +183,7 @@ def _connect(family: int, address: Any, limit_s: float) -> Wire:
 
 
 def _resolve(host: str, port: int, limit_s: float) -> list[tuple[int, Any]]:
-    with suppress(socket.gaierror):
+    with suppress(socket.gaierror, UnicodeError):
         return _addresses(host, port, socket.AI_NUMERICHOST)
     # getaddrinfo has no time limit of its own, and a broken resolver may keep it for minutes
     answers: queue.SimpleQueue[list[tuple[int, Any]] | OSError] = queue.SimpleQueue()

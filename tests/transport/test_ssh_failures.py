@@ -40,6 +40,7 @@ def failure(client: Client, port: int | None, **ssh: Any) -> TransportError:
 
 def test_a_name_that_does_not_resolve(client: Client, aloud: Aloud) -> None:
     aloud(failure(client, 22, address="gpu01.invalid"))
+    assert failure(client, 22, address="gpu..01").kind == "unresolved"
 
 
 def test_refused(client: Client, aloud: Aloud) -> None:
