@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import replace
-from typing import Any, Mapping, TypedDict
+from typing import Any, Mapping, Sequence, TypedDict
 
 from preflight.api import NO_ANSWER, Check, Node, Unobservable, Verdict, Want, fail, ok, skip
 from preflight.node.launch import DEFAULT, expanded, interpreter
@@ -148,7 +148,6 @@ def both(first: Verdict, second: Verdict) -> Verdict:
 def judged(places: Mapping[str, Place | None], lost: str, done: str) -> dict[str, Verdict]:
     """Return the verdicts of one path on all nodes; `done` is what must be possible with it."""
     wrong = {node: trouble(place, done) if place else lost for node, place in places.items()}
-    good = [node for node, words in wrong.items() if not words]
     verdicts = {}
     for node, words in wrong.items():
         place = places[node]
@@ -157,9 +156,8 @@ def judged(places: Mapping[str, Place | None], lost: str, done: str) -> dict[str
             continue
         seen = (place["error"] or DENIED[0]) if place else "not on PATH"
         verdicts[node] = fail(
-            words + beside(len(good), len(places)),
+            words + beside(list(wrong.values())),
             observed=seen,
-            scope="node" if good or len(places) == 1 else "cluster",
             reproduce="ls -ld {}".format(place["path"]) if place else "echo $PATH",
             explains=FOLLOWS[done],
             explained_by=None if seen in DENIED else ("storage.mounts",),
@@ -183,12 +181,13 @@ def trouble(place: Place, done: str) -> str:
     return words.get(error, f"{path} cannot be used: {error}")
 
 
-def beside(good: int, total: int) -> str:
-    """Say how the other nodes fare."""
+def beside(found: Sequence[str]) -> str:
+    """Say how the other nodes fare, by what is wrong with each."""
+    total, good = len(found), found.count("")
     if total == 1:
         return ""
     if not good:
-        return "; so on every node"
+        return "; so on every node" if len(set(found)) == 1 else "; it is right on no node"
     if good == total - 1:
         return f"; fine on the {good} others" if good > 1 else "; fine on the other one"
     return f"; fine on {good} of {total} nodes"

@@ -176,6 +176,17 @@ def test_a_missing_mount_explains_the_working_directory_on_it(bed: Testbed) -> N
     assert found["causes"][0]["explains"] == [{"check": "launch.paths", "node": "tb2"}]
 
 
+def test_a_mount_that_hangs_on_one_node_does_not_hide_what_is_nowhere(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.fuse_mount(node, "/data")
+    bed.fuse_mode("tb2", "hang")
+    _, report = bed.report("run", str(bed.inventory(launch={"workdir": "/data/typo"})))
+    assert causes(report) == [
+        ("node", "launch.paths", ["tb1", "tb3", "tb4"]),
+        ("node", "storage.mounts", ["tb2"]),
+    ]
+
+
 def test_an_export_within_an_export_is_mounted_by_use(bed: Testbed) -> None:
     bed.share("/data")
     for node in ("tb1", "tb3", "tb4"):
