@@ -1,7 +1,7 @@
 """One live agent on one node: start it, call functions in it, close it.
 
-The only place that knows both the frames and the transport. A reader thread a session gives
-each answer to whoever waits for it, so calls may come from many threads.
+The only place that knows both the frames and the transport. Its stream hands over what the node
+writes, and each answer goes to whoever waits for it, so calls may come from many threads.
 """
 
 from __future__ import annotations
@@ -126,12 +126,11 @@ class Session:
         self._pending: dict[int, Pending] = {0: hello}
         self._heard_at = self._asked_at = -math.inf
         self._lost: TransportError | None = None
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._ended = threading.Event()
         line = command(python, len(payload.blob), tag, life_s(deadline), become)
         hello.due = time.monotonic() + start_timeout_s
-        self._stream = connection.execute(line)
+        self._stream = connection.execute(line, self)
         try:
-            self._reader.start()
             # A node that refuses may have ended before it read all: what it said tells more.
             with contextlib.suppress(TransportError):
                 self._stream.send(payload.blob, start_timeout_s)
@@ -241,8 +240,8 @@ class Session:
     def close(self) -> None:
         """End the agent by the end of its stdin, which ends all its children; never raises."""
         self._stream.close_stdin()
-        if self._reader.ident and not (self._lost and self._lost.kind == "silent"):
-            self._reader.join(END_S)
+        if not (self._lost and self._lost.kind == "silent"):
+            self._ended.wait(END_S)
         self._stream.close()
 
     def _wait(self, pending: Pending, done: Callable[[], object]) -> None:
@@ -293,7 +292,7 @@ class Session:
                 self._stream.send(data, limit_s)
         except TransportError as error:
             if error.kind != "silent":
-                self._reader.join(SLACK_S)  # it meets the end too, and knows more of it
+                self._ended.wait(SLACK_S)  # its listener meets the end too, and knows more of it
             self._lose(error)
 
     def _load(self, payload: Payload, timeout_s: float) -> str:
@@ -323,27 +322,32 @@ class Session:
             raise no_python(self._python)
         if self._lost and self._lost.kind == "lost":
             raise self._lost
-        failure = no_sudo if self._become else no_start
         late_s = pending.timeout_s if frame is None else None
-        raise failure(one_line(self._stream.stderr_tail()), self.noise, late_s)
+        said = one_line(self._stream.stderr_tail())
+        if self._become:
+            raise no_sudo(said, self.noise, late_s)
+        raise no_start(said, self.noise, late_s, self._python)
 
-    def _read(self) -> None:
-        """Hand out frames until the stream ends; the only reader of the stream."""
-        kind, why, hint = "ended", "the agent has ended", ENDED_HINT
+    def hear(self, data: bytes) -> bool:
+        """Take what the node wrote, as `preflight.transport.Listener` has it."""
         try:
-            while data := self._stream.recv(1 << 16):
-                self._deliver([*self._decoder.feed(data)])
+            self._deliver([*self._decoder.feed(data)])
         except wire.Flood:
-            kind, hint = "flood", "see what the login shell's start files print: ssh NODE true"
             why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB"
-            self._stream.close()
-        except TransportError as error:
-            kind, why, hint = "lost", error.message, error.hint
+            hint = "see what the login shell's start files print: ssh NODE true"
+            self._lose(TransportError("flood", why, hint))
+            return False
+        return True
+
+    def end(self, error: TransportError | None, last_words: str) -> None:
+        """Let go of all calls: the node writes no more."""
         self._decoder.rest()
-        said = self._stream.stderr_tail().strip().rpartition("\n")[2]
+        why, hint = (error.message, error.hint) if error else ("the agent has ended", ENDED_HINT)
+        said = last_words.strip().rpartition("\n")[2]
         if said:
             why += f": {one_line(said)}"
-        self._lose(TransportError(kind, why, hint))
+        self._lose(TransportError("lost" if error else "ended", why, hint))
+        self._ended.set()
 
     def _deliver(self, frames: Sequence[Mapping[str, Any]]) -> None:
         """Hand out frames that came together: each waking of who waits costs more than they do."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypedDict
 
+from preflight.errors import TransportError
 from preflight.inventory import NodeSpec
 
 
@@ -28,6 +29,21 @@ class LoginFacts(TypedDict):
     login_s: float
 
 
+class Listener(Protocol):
+    """Whoever is told what a command writes, by one thread of the stream's own."""
+
+    def hear(self, data: bytes) -> bool:
+        """Take some bytes of its standard output; false: no more, the stream is closed."""
+
+    def end(self, error: TransportError | None, last_words: str) -> None:
+        """Take note of the end, told once.
+
+        Args:
+            error: why the connection was lost before it, None if it was not.
+            last_words: as `Stream.stderr_tail`.
+        """
+
+
 class Stream(Protocol):
     """The two byte streams of one command that runs on a node."""
 
@@ -37,15 +53,6 @@ class Stream(Protocol):
         Raises:
             TransportError: the connection is gone (`lost`), or not all was taken within the limit
                 (`silent`); no more can be sent then, for only a part has gone.
-        """
-
-    def recv(self, size: int) -> bytes:
-        """Return some bytes of its standard output, at most `size`; `b""` at the end.
-
-        Blocks. Another thread's `close` ends it.
-
-        Raises:
-            TransportError: the connection was lost before the end.
         """
 
     def stderr_tail(self) -> str:
@@ -63,7 +70,7 @@ class Connection(Protocol):
 
     facts: LoginFacts
 
-    def execute(self, command: str) -> Stream:
+    def execute(self, command: str, listener: Listener) -> Stream:
         """Start a command through the login shell.
 
         Raises:

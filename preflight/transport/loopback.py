@@ -15,11 +15,12 @@ from typing import IO, cast
 
 from preflight.errors import TransportError
 from preflight.inventory import NodeSpec
-from preflight.transport import Connection, LoginFacts, Stream
+from preflight.transport import Connection, Listener, LoginFacts, Stream
 from preflight.transport.own_limits import GIVEN, used_up
 from preflight.transport.ssh_config import local_user
 
 STDERR_TAIL = 2048
+CHUNK = 1 << 16
 KILLED = "see whether it was killed, and why: dmesg"
 END_S = 0.5
 """How long a command may take to end once its stdin has; then it is killed. Agents need 0.01 s."""
@@ -28,7 +29,7 @@ END_S = 0.5
 class LocalStream:
     """One command of this machine; `preflight.transport.Stream` is its contract."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, listener: Listener) -> None:
         # A file and not a pipe: nobody reads it while the command runs, and it must not block.
         self._last_words = ""
         self._sending, self._ending = threading.Lock(), threading.Lock()
@@ -49,6 +50,7 @@ class LocalStream:
         self._stdin, self._stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
         os.set_blocking(self._stdin.fileno(), False)
         self._process = process
+        threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
 
     def send(self, data: bytes, limit_s: float) -> None:
         """Send all of it."""
@@ -70,12 +72,12 @@ class LocalStream:
         except (OSError, ValueError) as error:
             raise TransportError("lost", "the agent on this machine has ended", KILLED) from error
 
-    def recv(self, size: int) -> bytes:
-        """Return some bytes of its standard output."""
-        try:
-            return os.read(self._stdout.fileno(), size)
-        except (OSError, ValueError):  # closed by another thread
-            return b""
+    def _listen(self, listener: Listener) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed by another thread
+            while data := os.read(self._stdout.fileno(), CHUNK):
+                if not listener.hear(data):
+                    self.close()
+        listener.end(None, self.stderr_tail())
 
     def stderr_tail(self) -> str:
         """Return the last it wrote to standard error."""
@@ -127,10 +129,10 @@ class LocalConnection:
         )
         self._streams: list[LocalStream] = []
 
-    def execute(self, command: str) -> Stream:
+    def execute(self, command: str, listener: Listener) -> Stream:
         """Start a command."""
         try:
-            self._streams.append(LocalStream(command))
+            self._streams.append(LocalStream(command, listener))
         except OSError as error:
             words = f"cannot start a process: {(error.strerror or str(error)).lower()}"
             hint = "see whether /bin/sh runs, and free memory"

@@ -7,7 +7,7 @@ transport, a key and a command's standard error are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import paramiko
@@ -37,6 +37,28 @@ class StderrTail(BufferedPipe):  # type: ignore[type-arg] # not subscriptable at
         """Take what has come, and let the server send more."""
         super().feed(data)
         self.kept = (self.kept + self._channel.recv_stderr(len(data)))[-STDERR_TAIL:]
+
+
+class Ear(BufferedPipe):  # type: ignore[type-arg] # not subscriptable at run time
+    """Standard output, handed on as it comes: a thread that reads costs more than it does."""
+
+    def __init__(self, channel: paramiko.Channel, hear: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._channel = channel
+        self._hear = hear
+        self._ended = threading.Lock()
+
+    def feed(self, data: bytes) -> None:
+        """Take what has come, and let the server send more."""
+        super().feed(data)
+        if not self._ended.locked():
+            self._hear(self._channel.recv(len(data)))
+
+    def close(self) -> None:
+        """Hand on the end, once; whoever calls may hold the channel's lock."""
+        super().close()
+        if self._ended.acquire(blocking=False):
+            self._hear(b"")
 
 
 class Packets(Packetizer):

@@ -22,7 +22,7 @@ from paramiko.auth_handler import AuthHandler
 
 from preflight.errors import ConfigError, TransportError, printable
 from preflight.inventory import NodeSpec
-from preflight.transport import LoginFacts
+from preflight.transport import Listener, LoginFacts
 from preflight.transport.destination import Destination, destination
 from preflight.transport.dial import ProxyCommand, Wire, dial, from_words
 from preflight.transport.failures import (
@@ -38,7 +38,7 @@ from preflight.transport.hops import Hops
 from preflight.transport.identities import Offer, Offers, see_key
 from preflight.transport.known_hosts import HostKey
 from preflight.transport.own_limits import raise_files
-from preflight.transport.protocol import Key, SshProtocol, StderrTail
+from preflight.transport.protocol import Ear, Key, SshProtocol, StderrTail
 from preflight.transport.ssh_config import SshConfig
 from preflight.transport.trust import Trust
 
@@ -167,7 +167,7 @@ class SshConnection:
         self._ending = ending
         self._lock = threading.Lock()
 
-    def execute(self, command: str) -> SshStream:
+    def execute(self, command: str, listener: Listener) -> SshStream:
         """Start a command through the login shell.
 
         Raises:
@@ -176,7 +176,7 @@ class SshConnection:
         limit_s = self._transport.there.login_timeout_s
         try:
             channel = self._transport.open_session(window_size=WINDOW, timeout=limit_s)
-            stream = SshStream(channel, self._transport)
+            stream = SshStream(channel, self._transport, listener)
             channel.event = _Limited(limit_s)
             channel.exec_command(command)
         except (paramiko.SSHException, OSError, EOFError) as error:
@@ -234,12 +234,16 @@ class _Limited(threading.Event):
 class SshStream:
     """The two byte streams of one command."""
 
-    def __init__(self, channel: paramiko.Channel, transport: SshProtocol) -> None:
+    def __init__(
+        self, channel: paramiko.Channel, transport: SshProtocol, listener: Listener
+    ) -> None:
         self._channel = channel
         self._transport = transport
+        self._listener = listener
         self._stderr = StderrTail(channel)
         self._closed = False
         channel.in_stderr_buffer = self._stderr
+        channel.in_buffer = Ear(channel, self._hear)
 
     def send(self, data: bytes, limit_s: float) -> None:
         """Send all of it.
@@ -269,16 +273,13 @@ class SshStream:
                 message = f"{address}: took no input for {limit_s:g} s"
                 raise TransportError("silent", message, "the machine hangs, or its network is gone")
 
-    def recv(self, size: int) -> bytes:
-        """Return some bytes of its standard output, at most `size`; `b""` at the end.
-
-        Raises:
-            TransportError: the connection was lost before the end.
-        """
-        data = self._channel.recv(size)
-        if not (data or self._channel.eof_received or self._closed or self._transport.left):
-            raise self._lost("before its output ended")
-        return data
+    def _hear(self, data: bytes) -> None:
+        if not data:
+            whole = self._channel.eof_received or self._closed or self._transport.left
+            error = None if whole else self._lost("before its output ended")
+            self._listener.end(error, self.stderr_tail())
+        elif not self._listener.hear(data):
+            self.close()
 
     def stderr_tail(self) -> str:
         """Return the last 2 KiB it wrote to standard error so far, decoded with replacement."""
