@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from preflight.errors import NodeError
 from preflight.payload import MINIMUM
@@ -49,19 +50,24 @@ def no_python(python: str | None) -> AgentError:
     )
 
 
-def no_start(said: str, noise: str, late_s: float | None) -> AgentError:
-    """Return the error of an agent that said nothing.
+def no_start(said: str, noise: str, late_s: float | None, python: str | None) -> AgentError:
+    """Return the error of an agent that said nothing: either the shell or Python is at fault.
 
     Args:
         said: standard error, on one line.
         noise: standard output, on one line.
         late_s: how long it was waited for; None: it has ended.
+        python: the inventory's, if any.
     """
     heard = "; ".join(part for part in (said, noise) if part)
     what = "ended" if late_s is None else f"no answer {late_s:g} s after the command was sent"
     told = f"; the node said: {heard}" if heard else ""
-    hint = "see what the login shell's start files do: ssh NODE true must print nothing"
-    if late_s is None and (not heard or NO_SHELL.search(heard)):
+    hint = (
+        "ssh NODE echo hi must print hi and no more, else see the account's login shell and its "
+        f"start files; ssh NODE {shlex.quote(python or 'python3')} -c pass must print nothing, "
+        "else name another python in the inventory: ssh.python"
+    )
+    if late_s is None and NO_SHELL.search(heard):
         hint = (
             "see the account's login shell, getent passwd USER there: "
             "nologin, false and restricted shells run no commands"

@@ -257,6 +257,16 @@ def test_no_python(tmp_path: Path, aloud: Aloud) -> None:
     aloud(refusal(Machine(env={"PATH": path})), refusal(Machine(), "/opt/no such/python3"))
 
 
+def test_python_that_does_not_start(tmp_path: Path, aloud: Aloud) -> None:
+    said = "python3: error while loading shared libraries: libz.so.1: no such file"
+    programs = {"lacks": f"echo '{said}' >&2; exit 127", "crashes": "kill -SEGV $$"}
+    for name, code in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    path = program_folder(tmp_path / "bin", {"python3": str(tmp_path / "lacks")}, ["sh"])
+    aloud(refusal(Machine(env={"PATH": path})), refusal(Machine(), str(tmp_path / "crashes")))
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "tcsh", "csh", "fish", "zsh", "ksh"])
 def test_login_shells(shell: str, tmp_path: Path) -> None:
     found = shutil.which(shell)
