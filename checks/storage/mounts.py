@@ -4,21 +4,21 @@ Why: where /data is missing, or another export, ranks read other data, write che
     nobody finds, or fill the local disk. A hung mount stops every process that touches it, in a
     state that even SIGKILL does not end.
 Facts: network (mounts of network file systems), expected (where each path of expect.mounts leads),
-    visits (how each answered within 2 s, in a process of its own), automounts, user.
+    visits (how each answered within 2 s, in a process of its own), automounts, user, own (host name
+    and addresses: a node that is the server need not mount what it has).
     Nothing is written: whether one may write is access(2) and the mount's options, so a server
     that refuses root's or the user's writes all the same is not seen here.
-Source: /proc/self/mountinfo, stat(2), statvfs(3), access(2).
+Source: /proc/self/mountinfo, stat(2), statvfs(3), access(2), uname(2), getifaddrs(3) by psutil.
 Fix: mount it as on the other nodes, and put it into /etc/fstab so that it stays.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from shlex import quote
-from typing import Any, Collection, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from preflight.api import (
     NO_ANSWER,
@@ -36,20 +36,27 @@ from preflight.api import (
     warn,
 )
 from preflight.node.mounts import (
-    SCALE_OUT,
     Mount,
     Mounts,
-    address,
+    common,
+    compared,
     expected_paths,
-    file_system,
+    exported,
+    is_nested,
     is_network,
+    is_private,
+    joined,
     kind,
+    mounted_at,
     mounts,
     normal,
+    one_name,
+    remount,
     same_source,
     same_type,
     server_of,
     split,
+    waits,
 )
 
 WORDS = {
@@ -62,10 +69,6 @@ HARMLESS = ("", "ENOENT", "ENOTDIR", "EACCES", "EPERM")
 """A mount that answers so is alive: hidden by another mount, or closed to the login user."""
 SLOW_S = 1.0
 """A server that answers does so in milliseconds; half of the limit of a visit."""
-COMPARED = frozenset(
-    ("vers", "proto", "hard", "soft", "softerr", "sec", "rsize", "wsize", "nconnect", "noac")
-)
-"""Options of NFS that change speed or safety (nfs(5)). addr and clientaddr differ rightly."""
 ABSENT = "not mounted"
 SEVERAL = 3
 """Servers of one export without a majority: two are as likely two file systems."""
@@ -76,14 +79,22 @@ FOLLOWS = (
 """The last one only where what launch names lies on what fails."""
 NUMBERS = re.compile(r"[\d.]+|\[?[\da-fA-F]*:[\da-fA-F:]*\]?")
 """Of a server: storage that gives each client another address. Nobody gives it other names."""
+ASK = "name it under expect.mounts, so that it is looked at"
 KNOWN = "if they are, say so: a pattern for source under expect.mounts"
 
 
 def compare(facts: Mapping[str, Mounts], want: Want) -> dict[str, Verdict]:
     entries = {normal(entry["path"]): entry for entry in want.get("expect.mounts", ())}
-    found = {node: [*dead(fact), *unexpected(fact, entries, want)] for node, fact in facts.items()}
-    for path in sorted({mount["path"] for fact in facts.values() for mount in fact["network"]}):
-        for node, verdict in parity(facts, path, entries.get(path, {})).items():
+    served = {node: exported(node, facts, entries) for node in facts}
+    found = {
+        node: [*dead(fact), *unexpected(fact, entries, want, served[node])]
+        for node, fact in facts.items()
+    }
+    paths = {mount["path"] for fact in facts.values() for mount in fact["network"]}
+    for path in sorted(paths - {"/"}):  # a root over the network belongs to its node
+        of_path = parity(facts, path, entries.get(path, {}), served)
+        of_path.update(owners(facts, path, served), **unasked(facts, path))
+        for node, verdict in of_path.items():
             said = any(path in (v.observed or ()) for v in found[node] if v.status == "fail")
             if verdict.status != "pass" and not said:
                 found[node].append(verdict)
@@ -91,15 +102,17 @@ def compare(facts: Mapping[str, Mounts], want: Want) -> dict[str, Verdict]:
     if nothing:
         return dict.fromkeys(facts, skip("no network file system on any node, and none expected"))
     return {
-        node: gravest(found[node], want) if found[node] else sound(fact, entries)
+        node: gravest(found[node], want) if found[node] else sound(fact, entries, served[node])
         for node, fact in facts.items()
     }
 
 
-def sound(fact: Mounts, entries: Mapping[str, Any]) -> Verdict:
+def sound(fact: Mounts, entries: Mapping[str, Any], served: Mapping[str, Mount]) -> Verdict:
     """Return the verdict of a node with which nothing is wrong, as far as was looked."""
     visited = {mount["device"] for mount in fact["network"] if mount["path"] in fact["visits"]}
     seen = {mount["path"] for mount in fact["network"] if mount["device"] in visited}
+    if served and not seen | set(entries):
+        return ok(f"serves what the others mount: {some(sorted(served))}")
     words = some(sorted(seen | set(entries))) or "nothing now, all by automount"
     rest = len({mount["path"] for mount in fact["network"]} - seen - set(entries))
     be = "were" if rest > 1 else "was"
@@ -156,18 +169,25 @@ def revive(mount: Mount) -> str:
     return f"see that {server} answers, then: {remount}"
 
 
-def unexpected(fact: Mounts, entries: Mapping[str, Mapping[str, Any]], want: Want) -> list[Verdict]:
+def unexpected(
+    fact: Mounts,
+    entries: Mapping[str, Mapping[str, Any]],
+    want: Want,
+    served: Mapping[str, Mount],
+) -> list[Verdict]:
     """Return what differs from expect.mounts; a path that does not answer is told elsewhere."""
     found = []
     for path, entry in entries.items():
         if path not in fact["visits"]:
             found.append(unknown(f"{path} was not looked at in this run"))
         elif fact["visits"][path]["error"] in HARMLESS:
-            found += against(fact, path, entry, want)
+            found += against(fact, path, entry, want, path in served)
     return found
 
 
-def against(fact: Mounts, path: str, entry: Mapping[str, Any], want: Want) -> list[Verdict]:
+def against(
+    fact: Mounts, path: str, entry: Mapping[str, Any], want: Want, is_server: bool
+) -> list[Verdict]:
     """Return how an expected path that answers differs from what is expected of it."""
     place, visit = fact["expected"][path], fact["visits"][path]
     mount = place["mount"]
@@ -175,6 +195,8 @@ def against(fact: Mounts, path: str, entry: Mapping[str, Any], want: Want) -> li
     say = partial(fail, observed=[path], expected=dict(entry), fix=mend(path, entry))
     if visit["error"] in {"ENOENT", "ENOTDIR"}:
         return [say(f"{path} does not exist" + (", expected " + wanted if wanted else ""))]
+    if is_server:
+        return permitted(fact, path, entry, want)
     if mount["path"] != place["real"] and not is_inside(mount, entry):
         lies = "it lies on {path} ({type} {source})".format(**mount)
         return [say(f"nothing is mounted on {path}: {lies}")]
@@ -248,31 +270,69 @@ def wanted_options(entry: Mapping[str, Any]) -> list[str]:
 # ---- what differs between nodes ------------------------------------------------------------
 
 
-def parity(facts: Mapping[str, Mounts], path: str, entry: Mapping[str, Any]) -> dict[str, Verdict]:
+def owners(
+    facts: Mapping[str, Mounts], path: str, served: Mapping[str, Mapping[str, Mount]]
+) -> dict[str, Verdict]:
+    """Return the verdicts of servers whose own path may lead elsewhere than their export."""
+    found = {}
+    for node, own in served.items():
+        if path in own:
+            export = "/" + split(own[path]["source"])[1]
+            place = facts[node]["expected"].get(path)
+            leads = (path, place["real"] if place else path)
+            if not any(a.endswith(b) for one in leads for a, b in ((export, one), (one, export))):
+                words = f"{path} is on the others what this node serves: {kind(own[path])}"
+                fix = f"see that {path} leads to {export} here too: mount --bind, or a link"
+                found[node] = warn(words, observed=[path], fix=fix)
+    return found
+
+
+def parity(
+    facts: Mapping[str, Mounts],
+    path: str,
+    entry: Mapping[str, Any],
+    served: Mapping[str, Mapping[str, Mount]],
+) -> dict[str, Verdict]:
     """Return the verdicts of one mount point on all nodes that should have it mounted now."""
-    by_node = {
-        node: next((m for m in fact["network"] if m["path"] == path), None)
-        for node, fact in facts.items()
-    }
-    servers = {split(mount["source"])[0] for mount in by_node.values() if mount}
+    by_node = mounted_at(facts, path)
+    mounted = {n: m for n, m in by_node.items() if m}
+    if 2 * len(mounted) <= len(by_node) and all(map(is_private, mounted.values())):
+        return {n: only_here(path, kind(m)) for n, m in mounted.items()}
+    servers = {split(mount["source"])[0] for mount in mounted.values()}
     looked = {
         n: m
         for n, m in by_node.items()
-        if m or not (waits(facts[n], path) or is_nested(facts[n], path, servers))
+        if m
+        or not (path in served[n] or waits(facts[n], path) or is_nested(facts[n], path, servers))
     }
-    names = one_name(looked, entry.get("source"))
+    own = {n: {n, n.split(".")[0], *facts[n]["own"]} for n in mounted}
+    names = one_name(mounted, own, entry.get("source"))
     kinds = {n: "{} {}".format(m["type"], names[n]) if m else ABSENT for n, m in looked.items()}
-    source = next((m for n, m in looked.items() if m and kinds[n] == common(kinds)), None)
-    verdicts = same_everywhere(kinds, path + ":", fix=remount(source) if source else None)
+    usual = next((n for n in mounted if kinds[n] == common(kinds)), None)
+    fix = remount(mounted[usual], names[usual]) if usual else None
+    verdicts = same_everywhere(kinds, path + ":", fix=fix)
     for node, verdict in verdicts.items():
         if verdict.expected == ABSENT:
-            here = f"{path} is mounted here only: {kinds[node]}"
-            verdicts[node] = warn(here, observed=[path, kinds[node]])
+            verdicts[node] = only_here(path, kinds[node])
         elif verdict.status == "fail":
             verdicts[node] = aliased(path, replace(verdict, observed=[path, kinds[node]]), kinds)
-    alike = {n: m for n, m in looked.items() if m and verdicts[n].status == "pass"}
+    alike = {n: m for n, m in mounted.items() if verdicts[n].status == "pass"}
     verdicts.update(other_options(path, alike))
     return verdicts
+
+
+def unasked(facts: Mapping[str, Mounts], path: str) -> dict[str, Verdict]:
+    """Return the verdicts of nodes where an automounter has not yet mounted what most have."""
+    mounted = [m for m in mounted_at(facts, path).values() if m]
+    if 2 * len(mounted) <= len(facts):
+        return {}
+    words = f"{path} waits for its automounter: not looked at, while most nodes have it mounted"
+    idle = [node for node, fact in facts.items() if path in fact["automounts"]]
+    return {node: warn(words, observed=[path], fix=ASK) for node in idle}
+
+
+def only_here(path: str, there: str) -> Verdict:
+    return warn(f"{path} is mounted here only: {there}", observed=[path, there])
 
 
 def other_options(path: str, alike: Mapping[str, Mount]) -> dict[str, Verdict]:
@@ -295,26 +355,6 @@ def listed(options: str) -> str:
     return options or "none"
 
 
-def compared(option: str) -> bool:
-    """Whether an option should be the same everywhere."""
-    return option.split("=")[0] in COMPARED
-
-
-def waits(fact: Mounts, path: str) -> bool:
-    """Whether an automounter will mount something there when it is needed."""
-    return any((path + "/").startswith(normal(p) + "/") for p in fact["automounts"])
-
-
-def is_nested(fact: Mounts, path: str, servers: Collection[str]) -> bool:
-    """Whether a path lies in a mount of the server that it comes from on other nodes.
-
-    An export within an export is mounted by the kernel when somebody goes there.
-    """
-    tops = {mount["path"]: mount for mount in fact["network"]}
-    above = [top for top in tops if path.startswith(top.rstrip("/") + "/")]
-    return bool(above) and split(tops[max(above, key=len)]["source"])[0] in servers
-
-
 def aliased(path: str, verdict: Verdict, kinds: Mapping[str, str]) -> Verdict:
     """Return a milder verdict where one export comes from many servers, or many addresses.
 
@@ -331,46 +371,6 @@ def aliased(path: str, verdict: Verdict, kinds: Mapping[str, str]) -> Verdict:
         return verdict
     words = f"{path} comes from {many} servers" if verdict.scope == "cluster" else verdict.summary
     return replace(verdict, status="warn", summary=f"{words}: are they one file system?", fix=KNOWN)
-
-
-def one_name(mounted: Mapping[str, Mount | None], expected: str | None) -> dict[str, str]:
-    """Return each mount's source; one name for what is expected, and for servers of one address.
-
-    The most common spelling goes first.
-    """
-    present = {node: mount for node, mount in mounted.items() if mount}
-    often = Counter(mount["source"] for mount in present.values())
-    names: dict[tuple[str, str], str] = {}
-    found = {}
-    for node, mount in sorted(present.items(), key=lambda item: -often[item[1]["source"]]):
-        source = mount["source"]
-        known = address(mount)
-        same = (known, split(source)[1]) if known else (source, "")
-        if mount["type"] in SCALE_OUT:
-            same = mount["type"], file_system(source)
-        found[node] = names.setdefault(same, source)
-        if expected is not None and same_source(mount, expected):
-            found[node] = expected
-    return found
-
-
-def common(kinds: Mapping[str, str]) -> str:
-    """Return what most nodes have."""
-    return Counter(kinds.values()).most_common(1)[0][0]
-
-
-def remount(mount: Mount) -> str:
-    """Return the command that mounts what most nodes have."""
-    words = ["mount", "-t", mount["type"]]
-    words += [
-        o for option in mount["options"] if option.startswith("vers=") for o in ("-o", option)
-    ]
-    return joined([*words, mount["source"], mount["path"]])
-
-
-def joined(words: Sequence[str]) -> str:
-    """Return words as a shell would take them."""
-    return " ".join(map(quote, words))
 
 
 def shown(mount: Mount) -> str:

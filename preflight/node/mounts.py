@@ -5,13 +5,18 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import re
-from typing import Any, Mapping, Sequence, TypedDict
+from collections import Counter
+from shlex import quote
+from typing import Any, Collection, Mapping, Sequence, TypedDict
 
 from preflight.api import Node, Unobservable, Want
 
 TABLE = "/proc/self/mountinfo"
+FAMILIES = ("AF_INET", "AF_INET6")
+LOOPBACK = ("127.", "::1", "localhost")
 NETWORK = frozenset(
     (
         *("nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "cifs", "smb3", "9p"),
@@ -34,6 +39,17 @@ TRANSIENT = (
     *("/var/lib/containers/", "/proc/", "/sys/"),
 )
 """Below these, mounts belong to one session, container or pod of one node."""
+COMPARED = frozenset(
+    (
+        *("vers", "proto", "hard", "soft", "softerr", "sec", "rsize", "wsize", "nconnect", "noac"),
+        *("nolock", "local_lock", "flock", "localflock", "noflock", "nobrl", "cache"),
+        *("forcedirect", "coherent", "writecache", "readcache"),
+    )
+)
+"""Options that change speed, safety or locks: nfs(5), mount.lustre(8), mount.cifs(8), and the
+modes of WekaFS. addr and clientaddr differ rightly."""
+NODE = "<node>"
+"""Stands for a node's own name in the source of a mount that each node has for itself."""
 MOST_VISITS = 32
 """Mounts that are visited, besides the expected ones: each visit costs a process."""
 
@@ -70,6 +86,8 @@ class Mounts(TypedDict):
 
     user: str
     """The login user by its own word, $USER; empty if there is none."""
+    own: list[str]
+    """Its host name and addresses: what others call it as a server."""
     network: list[Mount]
     automounts: list[str]
     """Paths at or below which something is mounted when somebody goes there."""
@@ -101,6 +119,7 @@ def mounts(node: Node, expected: Sequence[str]) -> Mounts:
     visits.update(node.visit(others) if others else {})
     return Mounts(
         user=node.environ().get("USER", ""),
+        own=own_names(node),
         network=shared,
         automounts=[mount["path"] for mount in top.values() if mount["type"] == "autofs"],
         expected={
@@ -117,6 +136,16 @@ def mounts(node: Node, expected: Sequence[str]) -> Mounts:
             for path, visit in visits.items()
         },
     )
+
+
+def own_names(node: Node) -> list[str]:
+    """Return the node's host name, in full and in short, and its addresses, but not loopback's."""
+    host = node.uname()["node"]
+    found = [host, host.split(".")[0]]
+    with contextlib.suppress(Unobservable):  # it decides nothing about the node's own mounts
+        for addresses in node.psutil("net_if_addrs").values():
+            found += [one["address"] for one in addresses if one["family"] in FAMILIES]
+    return sorted({name for name in found if not name.startswith(LOOPBACK)})
 
 
 def table(node: Node) -> list[Mount]:
@@ -231,3 +260,125 @@ def holder(paths: Mapping[str, Any], path: str) -> str:
             raise Unobservable(f"{TABLE} has no mount that holds {path!r}")
         place = place.rsplit("/", 1)[0] or "/"
     return place
+
+
+# ---- several nodes -------------------------------------------------------------------------
+
+
+def serves(own: Collection[str], mount: Mount) -> bool:
+    """Whether a node of these names is the server of a mount, and holds its files itself.
+
+    One of many servers of a scale-out file system holds but a part.
+    """
+    server = split(mount["source"])[0]
+    names = {server, server.split(".")[0], address(mount)} - {""}
+    return mount["type"] not in SCALE_OUT and not names.isdisjoint(own)
+
+
+def exported(
+    node: str, facts: Mapping[str, Mounts], entries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mount]:
+    """Return what a node serves itself, by the path where most others have it, or should."""
+    here = {mount["path"] for mount in facts[node]["network"]}
+    found: dict[str, Mount] = {}
+    for path in {mount["path"] for fact in facts.values() for mount in fact["network"]} - here:
+        mounted = {n: m for n, m in mounted_at(facts, path).items() if m}
+        usual = common({n: m["source"] for n, m in mounted.items()})
+        found[path] = next(m for m in mounted.values() if m["source"] == usual)
+    for path in {*entries} - here - {*found}:
+        source, kind = entries[path].get("source", ""), entries[path].get("type", "")
+        found[path] = Mount(path=path, type=kind, source=source, options=[], device="")
+    return {
+        path: mount for path, mount in found.items() if serves({node, *facts[node]["own"]}, mount)
+    }
+
+
+def mounted_at(facts: Mapping[str, Mounts], path: str) -> dict[str, Mount | None]:
+    """Return what each node has mounted on a path."""
+    return {
+        node: next((m for m in fact["network"] if m["path"] == path), None)
+        for node, fact in facts.items()
+    }
+
+
+def common(kinds: Mapping[str, str]) -> str:
+    """Return what most nodes have."""
+    return Counter(kinds.values()).most_common(1)[0][0]
+
+
+def is_private(mount: Mount) -> bool:
+    """Whether only the user who mounted it may enter it: fuse(8), allow_other."""
+    return mount["type"].startswith("fuse") and "allow_other" not in mount["options"]
+
+
+def waits(fact: Mounts, path: str) -> bool:
+    """Whether an automounter will mount something there when it is needed."""
+    return any((path + "/").startswith(normal(p) + "/") for p in fact["automounts"])
+
+
+def is_nested(fact: Mounts, path: str, servers: Collection[str]) -> bool:
+    """Whether a path lies in a mount of the server that it comes from on other nodes.
+
+    An export within an export is mounted by the kernel when somebody goes there.
+    """
+    tops = {mount["path"]: mount for mount in fact["network"]}
+    above = [top for top in tops if path.startswith(top.rstrip("/") + "/")]
+    return bool(above) and split(tops[max(above, key=len)]["source"])[0] in servers
+
+
+def one_name(
+    mounted: Mapping[str, Mount], own: Mapping[str, Collection[str]], expected: str | None
+) -> dict[str, str]:
+    """Return each mount's source; one name for what is expected, and for servers of one address.
+
+    The most common spelling goes first. A directory for each node, which bears its name, has one
+    name too: `nas01:/scratch/<node>`.
+    """
+    general = {node: with_node(mount["source"], own[node]) for node, mount in mounted.items()}
+    each = Counter(source for source in general.values() if NODE in source)
+    sources = {
+        node: general[node] if each[general[node]] > 1 else mount["source"]
+        for node, mount in mounted.items()
+    }
+    often = Counter(sources.values())
+    names: dict[tuple[str, str], str] = {}
+    found = {}
+    for node, mount in sorted(mounted.items(), key=lambda item: -often[sources[item[0]]]):
+        source, known = sources[node], address(mount)
+        same = (known, split(source)[1]) if known else (source, "")
+        if mount["type"] in SCALE_OUT:
+            same = mount["type"], file_system(source)
+        found[node] = names.setdefault(same, source)
+        if expected is not None and same_source(mount, expected):
+            found[node] = expected
+    return found
+
+
+def with_node(source: str, own: Collection[str]) -> str:
+    """Return a source with the node's own name in its path, if it is there, as `<node>`."""
+    path = split(source)[1]
+    words = "|".join(re.escape(name) for name in sorted(own, key=len, reverse=True))
+    general = re.sub(rf"(?<![A-Za-z0-9])({words})(?![A-Za-z0-9])", NODE, path)
+    if not path:
+        return source
+    before, _, after = source.rpartition(path)
+    return before + general + after
+
+
+def compared(option: str) -> bool:
+    """Whether an option should be the same everywhere."""
+    return option.split("=")[0] in COMPARED
+
+
+def remount(mount: Mount, name: str) -> str:
+    """Return the command that mounts what most nodes have."""
+    words = ["mount", "-t", mount["type"]]
+    words += [
+        o for option in mount["options"] if option.startswith("vers=") for o in ("-o", option)
+    ]
+    return joined([*words, name if NODE in name else mount["source"], mount["path"]])
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return words as a shell would take them."""
+    return " ".join(map(quote, words))

@@ -195,3 +195,26 @@ def test_an_export_within_an_export_is_mounted_by_use(bed: Testbed) -> None:
     assert (done.returncode, results(found, "fail", "warn", "unknown")) == (0, [])
     assert summary(found, "storage.mounts", "tb2") == "mounted and answering: /data"
     assert summary(found, "storage.mounts", "tb3") == "mounted and answering: /data, /data/alice"
+
+
+# ---- what differs rightly ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [("tb1", "tb2", "tb3", "tb4"), ("tb3", "tb4")])
+def test_the_server_of_a_share_needs_no_mount_of_it(bed: Testbed, names: tuple[str, ...]) -> None:
+    for node in names[:-1]:
+        bed.fuse_mount(node, "/data", f"{bed.machines['tb4'].address}:/data")
+    bed.mount_tmpfs("tb4", "/data")
+    inventory = bed.inventory(nodes=[bed.spec(name) for name in names])
+    done, found = bed.report("run", str(inventory), "--only", "storage")
+    assert results(found, "fail", "warn", "unknown") == []
+    assert summary(found, "storage.mounts", "tb4") == "serves what the others mount: /data"
+    assert done.returncode == 0
+
+
+def test_each_node_may_mount_a_directory_of_its_own(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.fuse_mount(node, "/scratch", f"10.78.0.9:/scratch/{node}")
+    done, found = bed.report("run", str(bed.inventory()), "--only", "storage")
+    assert results(found, "fail", "warn", "unknown") == []
+    assert done.returncode == 0
