@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from shlex import quote
-from typing import Mapping, Sequence, TypedDict
+from typing import Collection, Mapping, Sequence, TypedDict
 
 from preflight.api import NO_ANSWER, Check, Node, Verdict, Want, fail, same_everywhere, some, warn
 
 SYSTEM_GID_MAX = 999
 """SYS_GID_MAX of login.defs(5): groups of the system (docker, render), numbered as packages come;
-files on shared storage do not belong to them."""
+files on shared storage do not belong to them. One that is so on some node is so on all."""
+
+RENUMBER = "if files on shared storage belong to it, give it one number: groupmod -g NUMBER {}"
 
 
 class User(TypedDict):
@@ -69,8 +71,10 @@ def compare(facts: Mapping[str, Identity], want: Want) -> dict[str, Verdict]:
     verdicts = same_everywhere(spelt, what + ":", reproduce=see)
     by_number = {numbers(user): user for user in known.values()}
     names = {gid: name for user in known.values() for name, gid in user["groups"].items()}
-    of_files = same_everywhere({node: files(user) for node, user in known.items()}, what)
-    of_system = same_everywhere({node: system(user) for node, user in known.items()}, what)
+    of_system_names = {name for user in known.values() for name in system(user)}
+    of_files = same_everywhere({n: files(u, of_system_names) for n, u in known.items()}, what)
+    of_system = same_everywhere({n: listed(u, of_system_names) for n, u in known.items()}, what)
+    either = numbered(known, of_system_names)
     for node, verdict in verdicts.items():
         user = users[node]
         if verdict.status == "fail":
@@ -80,6 +84,7 @@ def compare(facts: Mapping[str, Identity], want: Want) -> dict[str, Verdict]:
                 member(of_files[node], user, names, what),
                 homeless(facts[node], user),
                 in_system(of_system[node], user, what),
+                either.get(node),
             )
             verdicts[node] = next((found for found in more if found), verdict)
     return verdicts
@@ -114,14 +119,31 @@ def renumbered(verdict: Verdict, user: User | None, right: User | None) -> Verdi
 # ---- groups --------------------------------------------------------------------------------
 
 
-def files(user: User) -> list[int]:
-    """Return the gids of groups to which files on shared storage may belong."""
-    return sorted({gid for gid in user["groups"].values() if gid > SYSTEM_GID_MAX})
-
-
 def system(user: User) -> list[str]:
     """Return the names of the system's groups, whose numbers may differ."""
-    return sorted(name for name, gid in user["groups"].items() if gid <= SYSTEM_GID_MAX)
+    return [name for name, gid in user["groups"].items() if gid <= SYSTEM_GID_MAX]
+
+
+def files(user: User, of_system: Collection[str]) -> list[int]:
+    """Return the gids of groups to which files on shared storage may belong."""
+    return sorted({gid for name, gid in user["groups"].items() if name not in of_system})
+
+
+def listed(user: User, of_system: Collection[str]) -> list[str]:
+    """Return which of the system's groups a user is in."""
+    return sorted(name for name in user["groups"] if name in of_system)
+
+
+def numbered(known: Mapping[str, User], of_system: Collection[str]) -> dict[str, Verdict]:
+    """Return warnings of groups that have a number of the system's on some nodes only."""
+    found: dict[str, Verdict] = {}
+    for name in sorted(of_system):
+        gids = {n: user["groups"][name] for n, user in known.items() if name in user["groups"]}
+        if max(gids.values()) > SYSTEM_GID_MAX:
+            what, fix = f"group {name}: gid", RENUMBER.format(quote(name))
+            verdicts = same_everywhere(gids, what, say=warn, fix=fix, reproduce="id")
+            found.update({n: v for n, v in verdicts.items() if v.status != "pass"})
+    return found
 
 
 def member(verdict: Verdict, user: User, names: Mapping[int, str], what: str) -> Verdict | None:
