@@ -1,8 +1,9 @@
-"""CPU, kernel and distribution are the same on all nodes.
+"""Architecture, CPU, kernel and distribution are the same on all nodes.
 
-Why: another CPU, kernel or distribution makes stragglers, and one node that behaves unlike the
-    rest. NCCL before 2.22.3 chooses algorithms by the CPU's vendor: where vendors are mixed, ranks
-    choose different ones and the first collective hangs.
+Why: a program is built for one architecture: where they are mixed, neither one environment nor one
+    container image serves all nodes. Another CPU, kernel or distribution makes stragglers, and one
+    node that behaves unlike the rest. NCCL before 2.22.3 chooses algorithms by the CPU's vendor:
+    where vendors are mixed, ranks choose different ones and the first collective hangs.
 Facts: kernel (release), distribution and its version, cpu_vendor, cpu_model, machine.
 Source: uname(2), /etc/os-release, /proc/cpuinfo (on Arm the vendor is `CPU implementer`, the model
     `CPU part`; on POWER, which names no vendor, the vendor is uname's machine),
@@ -35,6 +36,7 @@ MIXED = (
     "hang (NVIDIA/nccl#1136)"
 )
 MIXED_FIX = "see that software.nccl says 2.22.3 or newer; else upgrade NCCL, or take the node out"
+APART = "give one job nodes of one architecture: take the others out of the inventory"
 
 
 class System(TypedDict):
@@ -74,11 +76,14 @@ def pairs(text: str, sign: str) -> list[tuple[str, str]]:
 
 
 def compare(facts: Mapping[str, System], want: Want) -> dict[str, Verdict]:
+    machines = {node: fact["machine"] for node, fact in facts.items()}
     vendors = {node: fact["cpu_vendor"] for node, fact in facts.items()}
     models = {node: fact["cpu_model"] for node, fact in facts.items()}
     kernels = {node: fact["kernel"] for node, fact in facts.items()}
     systems = {node: fact["distribution"] or None for node, fact in facts.items()}
+    alike = same_everywhere(machines, "architecture", fix=APART, reproduce="uname -m")
     return together(
+        {node: verdict for node, verdict in alike.items() if verdict.status != "pass"},
         same_everywhere(
             vendors, "CPU vendor", say=warn, details=(MIXED,), fix=MIXED_FIX, reproduce="lscpu"
         ),
