@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Mapping, Sequence
 
 from preflight.api import (
+    WARN,
     Check,
     Expect,
     Verdict,
@@ -62,6 +63,10 @@ PART = (
     "how many"
 )
 ONE_KIND = "give one job nodes with the same GPUs: take the others out of the inventory"
+MORE = (
+    "say with launch.gpus_per_node how many the job uses; or have the others lost some? "
+    "lspci -d 10de:"
+)
 MOST_SLICES = 7
 """MIG devices of one GPU: NVIDIA Multi-Instance GPU User Guide."""
 
@@ -232,9 +237,12 @@ def alike(facts: Mapping[str, Gpus], promised: int) -> dict[str, Verdict]:
         fix="set it as on the other nodes: nvidia-smi -mig 0 (or 1), then reset the GPUs",
         reproduce="nvidia-smi --query-gpu=index,mig.mode.current --format=csv",
     )
+    usual = next((gpus[node] for node in gpus if shaped[node].status == "pass"), [])
     verdicts = {}
     for node, fact in facts.items():
         one = replace(shaped[node], fix=shape_fix(gpus[node], shaped[node]))
+        if len(gpus[node]) > len(usual) > 0 and kinds(gpus[node]) == kinds(usual):
+            one = replace(one, status=WARN, fix=MORE)
         odd = [v for v in (one, small.get(node), modes[node]) if v and v.status != "pass"]
         verdicts[node] = odd[0] if odd else ok(described(fact["gpus"]))
     return verdicts
