@@ -6,9 +6,11 @@ import difflib
 import graphlib
 import importlib.metadata
 import importlib.util
+import math
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,9 @@ ALWAYS = "access"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 GROUPS = ("access", "software", "launch", "network", "rdma", "gpu", "host", "storage", "collective")
 """The built-in groups, in the order in which things are shown; others follow by name."""
+FUNCTIONS = ("probe", "exercise", "judge", "compare", "args")
+KINDS = (int, float, str, bool, list, dict)
+"""What an expected value may be; a list is of text, or of mappings with the fields declared."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +243,9 @@ def load_file(path: Path) -> Loaded:
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):
         raise ConfigError(f"{path}: has no line CHECK = Check(...)")
-    validate(path, check)
-    return Loaded(check_id, path, path.read_text(), check, manual(path, module.__doc__ or ""))
+    validate(path, spec.name, check)
+    text = importlib.util.decode_source(path.read_bytes())
+    return Loaded(check_id, path, text, check, manual(path, module.__doc__ or ""))
 
 
 def line_of(error: BaseException, path: Path) -> int:
@@ -262,16 +268,68 @@ def words_of(error: BaseException) -> str:
     return text[0].lower() + text[1:] if re.match("[A-Z][a-z]+ ", text) else text
 
 
-def validate(path: Path, check: Check[Any]) -> None:
+def validate(path: Path, module: str, check: Check[Any]) -> None:
     """Raise a ConfigError where a check is built wrongly."""
+    for flaw in (*flaws(module, check), *flaws_of_expects(check.expects)):
+        raise ConfigError(f"{path}: {flaw}")
+
+
+def flaws(module: str, check: Check[Any]) -> Iterator[str]:
+    """Yield what is wrong with the way a check is built."""
     if (check.probe is None) == (check.exercise is None):
-        raise ConfigError(f"{path}: CHECK needs exactly one of probe= and exercise=")
+        yield "CHECK needs exactly one of probe= and exercise="
     if (check.judge is None) == (check.compare is None):
-        raise ConfigError(f"{path}: CHECK needs exactly one of judge= and compare=")
+        yield "CHECK needs exactly one of judge= and compare="
+    yield from (
+        f"{name}= must be a function"
+        for name in FUNCTIONS
+        if getattr(check, name) is not None and not callable(getattr(check, name))
+    )
+    if check.probe and not findable(module, check.probe):
+        yield "probe= must be a function with a name of its own, in this file or in preflight.node"
+    yield from flaws_of_values(check)
+
+
+def flaws_of_values(check: Check[Any]) -> Iterator[str]:
+    """Yield what is wrong with what a check says of itself."""
     if check.level not in LEVELS:
-        raise ConfigError(f"{path}: level {check.level!r} is not one of {', '.join(LEVELS)}")
-    if check.timeout_s <= 0:
-        raise ConfigError(f"{path}: timeout_s {check.timeout_s!r} is too small, it must be above 0")
+        yield f"level {check.level!r} is not one of {', '.join(LEVELS)}"
+    limit_s: Any = check.timeout_s
+    if not isinstance(limit_s, (int, float)) or not 0 < limit_s < math.inf:
+        yield f"timeout_s {limit_s!r} is not a number above 0"
+    if not many(check.explains, str):
+        yield "explains= must be a tuple of ids, such as ('network.port',)"
+
+
+def findable(module: str, probe: Any) -> bool:
+    """Whether a node can find a probe by its module and name, which is all that it is told."""
+    place, name = getattr(probe, "__module__", ""), getattr(probe, "__name__", "")
+    sent = place == module or place.startswith("preflight.node.")
+    return sent and getattr(sys.modules.get(place), name, None) is probe
+
+
+def flaws_of_expects(expects: Any, around: str = "expects") -> Iterator[str]:
+    """Yield what is wrong with declared keys, and with the fields of each."""
+    if not many(expects, Expect):
+        yield f"{around} must be a tuple of Expect(...)"
+        return
+    kinds = [kind.__name__ for kind in KINDS]
+    for key, times in Counter(str(one.key) for one in expects).items():
+        if not NAME.fullmatch(key) or key.startswith("model_"):
+            yield f"{around}: the key {key!r} must be small letters, digits and _, and no model_..."
+        if times > 1:
+            yield f"{around}: the key {key!r} is there {times} times"
+    for one in expects:
+        if one.type not in KINDS:
+            yield f"{around}: the type of {one.key!r} must be one of {', '.join(kinds)}"
+        if not many((one.unit, one.about), str):
+            yield f"{around}: unit and about of {one.key!r} must be text"
+        yield from flaws_of_expects(one.fields, f"{around}: fields of {one.key!r}")
+
+
+def many(value: Any, kind: type) -> bool:
+    """Whether it is a tuple, or a list, of such things."""
+    return isinstance(value, (tuple, list)) and all(isinstance(one, kind) for one in value)
 
 
 def manual(path: Path, docstring: str) -> Manual:

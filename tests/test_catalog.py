@@ -47,11 +47,51 @@ def test_a_folder_of_the_sites_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [", level='fast'", ", timeout_s=0", ", compare=judge", ", exercise=probe", ", colour=1"],
+    [
+        *(", level='fast'", ", timeout_s=0", ", compare=judge", ", exercise=probe", ", colour=1"),
+        *(
+            ", timeout_s='5'",
+            ", timeout_s=float('nan')",
+            ", args=(1,)",
+            ", explains='network.port'",
+        ),
+        *(", explains=(judge,)", ", expects=('x',)", ", expects=Expect('x', int)"),
+        *(", expects=(Expect('_x', int),)", ", expects=(Expect('model_config', int),)"),
+        *(", expects=(Expect('x', bytes),)", ", expects=(Expect('x', int, 5),)"),
+        *(", expects=(Expect('x', int), Expect('x', str))",),
+        *(", expects=(Expect('x', dict, fields=(Expect('Y', int),)),)",),
+    ],
 )
 def test_a_check_built_wrongly(tmp_path: Path, more: str, aloud: Aloud) -> None:
     write(tmp_path, "site.rack", GOOD.format(more=more))
     aloud(problem(tmp_path), about=more)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["functools.partial(probe)", "lambda node: 1", "Probe()", "print", "json.dumps", "outer()"],
+)
+def test_a_probe_that_no_node_can_find(tmp_path: Path, wrong: str, aloud: Aloud) -> None:
+    code = GOOD.format(more="").replace("probe=probe", f"probe={wrong}")
+    more = "class Probe:\n    __call__ = probe\n\n\ndef outer():\n    def inner(node):\n"
+    more += "        return 1\n    return inner\n\n\n"
+    code = code.replace("CHECK =", f"import functools, json\n\n\n{more}CHECK =")
+    write(tmp_path, "site.rack", code)
+    aloud(problem(tmp_path))
+
+
+def test_a_probe_of_preflights_own(tmp_path: Path) -> None:
+    code = GOOD.format(more="").replace("probe=probe", "probe=interfaces")
+    write(tmp_path, "site.rack", f"from preflight.node.net import interfaces\n{code}")
+    assert catalog.load([tmp_path])["site.rack"].evidence == "preflight.node.net:interfaces"
+
+
+def test_a_file_of_another_encoding(tmp_path: Path) -> None:
+    path = write(tmp_path, "site.rack", GOOD.format(more=""), claim="It h\u00e4lt.")
+    path.write_bytes(b"# coding: latin-1\n" + path.read_text("utf-8").encode("latin-1"))
+    one = catalog.load([tmp_path])["site.rack"]
+    assert one.manual.claim == "It h\u00e4lt"
+    assert "It h\u00e4lt." in one.text
 
 
 def test_files_that_are_no_checks(tmp_path: Path, aloud: Aloud) -> None:
