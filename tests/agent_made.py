@@ -22,7 +22,7 @@ import pytest
 from preflight.api import Reply
 from preflight.payload import Payload
 from preflight.session import Session
-from preflight.transport import LoginFacts, Stream
+from preflight.transport import Listener, LoginFacts, Stream
 from preflight.transport.loopback import LocalStream
 
 MODULE = "preflight.checks.made.one"
@@ -56,9 +56,9 @@ class Machine:
         words = ["env", "-i", *(f"{name}={value}" for name, value in env.items()), shell, "-c"]
         self._line = f"{before}; cd {shlex.quote(str(cwd))} && exec {shlex.join(words)} "
 
-    def execute(self, command: str) -> Stream:
+    def execute(self, command: str, listener: Listener) -> Stream:
         self.command = command
-        return LocalStream(self._line + shlex.quote(command))
+        return LocalStream(self._line + shlex.quote(command), listener)
 
     def close(self) -> None:
         """Nothing is held."""

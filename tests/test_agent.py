@@ -37,6 +37,7 @@ from tests.agent_made import (
     wait_until,
 )
 from tests.messages.aloud import Aloud
+from tests.pulled import Pulled
 
 ROOT = Path(__file__).parent.parent
 LOOK = """
@@ -648,7 +649,7 @@ def test_controller_killed(tmp_path: Path) -> None:
 def test_life_limit() -> None:
     machine = Machine()
     payload = Payload({MODULE: DEEDS})
-    stream = machine.execute(command(sys.executable, len(payload.blob), "tag:", 1, None))
+    stream = Pulled(machine, command(sys.executable, len(payload.blob), "tag:", 1, None))
     stream.send(payload.blob, 20)
     heard = b""
     while data := stream.recv(1 << 16):
@@ -662,7 +663,7 @@ def test_life_limit() -> None:
 def test_end_before_the_blob_is_there() -> None:
     machine = Machine()
     payload = Payload({})
-    stream = machine.execute(command(sys.executable, len(payload.blob), "tag:", 60, None))
+    stream = Pulled(machine, command(sys.executable, len(payload.blob), "tag:", 60, None))
     stream.send(payload.blob[:100], 20)
     stream.close_stdin()
     assert stream.recv(100) == b""

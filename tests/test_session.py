@@ -21,9 +21,10 @@ from preflight.errors import ConfigError, TransportError
 from preflight.no_agent import AgentError
 from preflight.payload import Payload
 from preflight.session import Running, Session, life_s, reply
-from preflight.transport import LoginFacts, Stream
+from preflight.transport import Listener, LoginFacts, Stream
 from preflight.transport.loopback import LocalConnection, LocalStream
 from tests.messages.aloud import Aloud
+from tests.pulled import Pulled
 
 HELLO = {"hello": {"python": "3.11.2", "executable": "/usr/bin/python3", "system": "linux"}}
 
@@ -56,11 +57,11 @@ def hear():
         self._script = self.STAGE + script
         self.stream: LocalStream | None = None
 
-    def execute(self, command: str) -> Stream:
+    def execute(self, command: str, listener: Listener) -> Stream:
         found = re.search(r"' '(\d+)' '(preflight-[0-9a-f]{16}:)' ", command)
         assert found
         words = [sys.executable, "-c", self._script, found[2], found[1]]
-        self.stream = LocalStream("exec " + shlex.join(words))
+        self.stream = LocalStream("exec " + shlex.join(words), listener)
         return self.stream
 
     def close(self) -> None:
@@ -84,12 +85,19 @@ def start() -> Iterator[Start]:
         session.close()
 
 
+def is_ended(stream: Stream) -> bool:
+    """Whether a command has been let go of."""
+    with pytest.raises(TransportError, match="the agent on this machine has ended"):
+        stream.send(b"x", 20)
+    return True
+
+
 def refused(script: str, timeout_s: float = 20, become: str | None = None) -> AgentError:
     node = Impostor(script)
     with pytest.raises(AgentError) as caught:
         Session(node, Payload({}), timeout_s, become=become)
     assert node.stream is not None
-    assert node.stream.recv(1) == b""  # it has been let go of
+    assert is_ended(node.stream)
     return caught.value
 
 
@@ -234,11 +242,11 @@ class Deaf:
 
     facts: LoginFacts
 
-    def __init__(self) -> None:
-        self.stream = LocalStream("exec sleep 1000")
+    stream: Stream
 
-    def execute(self, command: str) -> Stream:
+    def execute(self, command: str, listener: Listener) -> Stream:
         assert command
+        self.stream = LocalStream("exec sleep 1000", listener)
         return self.stream
 
     def close(self) -> None:
@@ -255,11 +263,11 @@ def test_an_interpreter_that_takes_no_input() -> None:
     assert caught.value.message == (
         "the login worked, but the agent did not start: no answer 0.3 s after the command was sent"
     )
-    assert node.stream.recv(1) == b""  # it has been ended
+    assert is_ended(node.stream)
 
 
 def test_a_local_command_that_takes_no_input(aloud: Aloud) -> None:
-    stream = LocalStream("exec sleep 1000")
+    stream = Pulled(LocalConnection(), "exec sleep 1000")
     with pytest.raises(TransportError) as caught:
         stream.send(bytes(1 << 20), 0.2)
     stream.close()
@@ -269,7 +277,7 @@ def test_a_local_command_that_takes_no_input(aloud: Aloud) -> None:
 
 
 def test_closing_while_somebody_sends() -> None:
-    stream = LocalStream("echo up; exec sleep 1000")
+    stream = Pulled(LocalConnection(), "echo up; exec sleep 1000")
     assert stream.recv(3) == b"up\n"
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(stream.send, bytes(1 << 20), 60)
@@ -279,7 +287,7 @@ def test_closing_while_somebody_sends() -> None:
 
 
 def test_last_words_while_it_is_closed() -> None:
-    streams = [LocalStream("echo words >&2") for _ in range(20)]
+    streams = [Pulled(LocalConnection(), "echo words >&2") for _ in range(20)]
     for stream in streams:
         assert stream.recv(1) == b""
     with ThreadPoolExecutor(2) as pool:
@@ -350,7 +358,8 @@ class Refusing:
 
     facts: LoginFacts
 
-    def execute(self, command: str) -> Stream:
+    def execute(self, command: str, listener: Listener) -> Stream:
+        del listener
         raise TransportError("refused", f"no exec of {len(command) > 0}")
 
     def close(self) -> None:
@@ -382,7 +391,7 @@ def test_local_connection_ends_what_it_started() -> None:
 
 
 def test_a_command_that_ignores_its_end() -> None:
-    stream = LocalStream("trap '' TERM HUP; echo up; while :; do sleep 1000; done")
+    stream = Pulled(LocalConnection(), "trap '' TERM HUP; echo up; while :; do sleep 1000; done")
     assert stream.recv(10) == b"up\n"
     stream.close()
     assert stream.recv(10) == b""
@@ -391,7 +400,7 @@ def test_a_command_that_ignores_its_end() -> None:
 
 
 def test_stderr_tail() -> None:
-    stream = LocalStream("printf '%5000s' end >&2; printf 'caf\\351' >&2")
+    stream = Pulled(LocalConnection(), "printf '%5000s' end >&2; printf 'caf\\351' >&2")
     assert stream.recv(10) == b""
     said = stream.stderr_tail()
     assert said.endswith("endcaf\ufffd")

@@ -116,6 +116,10 @@ class SshProtocol(paramiko.Transport):
         """Return why the channel was refused that this thread asked for last."""
         return self._refusals.pop(getattr(self._opening, "channel", -1), "")
 
+    def is_lost(self) -> bool:
+        """Whether the connection is gone; its thread tells its channels before it says so itself."""
+        return not self.is_active() or self.saved_exception is not None
+
     def _next_channel(self) -> int:
         # called by the thread that opens, and the only place that tells it the number
         self._opening.channel = number = int(super()._next_channel())  # type: ignore[misc]

@@ -203,7 +203,7 @@ class SshConnection:
 
     def lost(self) -> bool:
         """Whether the connection is gone."""
-        return not self._transport.is_active()
+        return self._transport.is_lost()
 
     def close(self) -> None:
         """Log out; never raises, may be called twice."""
@@ -298,7 +298,7 @@ class SshStream:
 
     def _lost(self, when: str) -> TransportError:
         address = self._transport.there.address
-        if not self._transport.is_active():
+        if self._transport.is_lost():
             return lost(address, self._transport.farewell)
         hint = "see the login shell's start files there, and dmesg for what was killed"
         return TransportError("lost", f"{address}: the command ended {when}", hint)

@@ -15,6 +15,7 @@ from preflight.inventory import NodeSpec, SshSettings
 from preflight.transport import Connection
 from preflight.transport.known_hosts import host_name
 from preflight.transport.ssh import SshTransport
+from tests.pulled import Pulled
 
 
 @contextlib.contextmanager
@@ -42,7 +43,7 @@ def server(folder: Path) -> Iterator[NodeSpec]:
 
 
 def said(connection: Connection, command: str, stdin: bytes = b"") -> tuple[bytes, str]:
-    stream = connection.execute(command)
+    stream = Pulled(connection, command)
     stream.send(stdin, 10)
     stream.close_stdin()
     out = b""
@@ -70,7 +71,7 @@ def test_closed_in_the_middle(tmp_path: Path) -> None:
     """A command that does not end with its input is ended all the same."""
     pid = tmp_path / "pid"
     with server(tmp_path) as spec, contextlib.closing(SshTransport().connect(spec)) as connection:
-        stream = connection.execute(f"echo $$ > {pid}; echo; exec tail -f /dev/null")
+        stream = Pulled(connection, f"echo $$ > {pid}; echo; exec tail -f /dev/null")
         assert stream.recv(1) == b"\n"
     assert not Path("/proc", pid.read_text().strip()).exists()
     with pytest.raises(TransportError) as caught:

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import psutil
 
 from preflight.inventory import NodeSpec, SshSettings
-from preflight.transport import Connection, Stream
+from preflight.transport import Connection
 from preflight.transport.known_hosts import host_name
 from preflight.transport.ssh import SshConnection, SshTransport
+from tests.pulled import Pulled
 
 SSHD = "/usr/sbin/sshd"
 WAIT_S = 20.0
@@ -192,14 +193,14 @@ class Client:
         return self.transport().connect(self.spec(port, **ssh))
 
 
-def read_all(stream: Stream) -> bytes:
+def read_all(stream: Pulled) -> bytes:
     """Return all that a command writes."""
     return b"".join(iter(lambda: stream.recv(65536), b""))
 
 
 def run(connection: Connection, command: str) -> bytes:
     """Return what one command writes."""
-    stream = connection.execute(command)
+    stream = Pulled(connection, command)
     try:
         return read_all(stream)
     finally:

@@ -14,6 +14,7 @@ from preflight.transport.identities import Offers
 from preflight.transport.ssh_config import SshConfig
 from preflight.transport.trust import Trust
 from tests.messages.aloud import Aloud
+from tests.pulled import Pulled
 from tests.transport.servers import Client, StartSshd
 
 
@@ -136,7 +137,7 @@ def test_a_server_that_takes_no_input(sshd: StartSshd, client: Client, aloud: Al
     server = sshd()
     client.knows(server.known())
     connection = client.connect(server.port)
-    stream = connection.execute("exec sleep 20")  # nobody ends it
+    stream = Pulled(connection, "exec sleep 20")  # nobody ends it
     with pytest.raises(TransportError) as caught:
         stream.send(bytes(16 << 20), 0.5)  # a window of OpenSSH holds 2 MiB
     aloud(caught.value)

@@ -11,6 +11,7 @@ import pytest
 
 from preflight.errors import TransportError
 from tests.messages.aloud import Aloud
+from tests.pulled import Pulled
 from tests.transport.servers import (
     ME,
     AddKey,
@@ -60,7 +61,7 @@ def test_several_commands_run_on_one_connection_also_at_once(
     server = sshd()
     client.knows(server.known())
     connection = client.connect(server.port)
-    cat = connection.execute("cat")
+    cat = Pulled(connection, "cat")
     assert run(connection, "echo one") == b"one\n"
     assert run(connection, "echo two; echo no >&2") == b"two\n"
     cat.send(b"three", 20)
@@ -75,7 +76,7 @@ def test_a_megabyte_each_way(sshd: StartSshd, client: Client) -> None:
     server = sshd()
     client.knows(server.known())
     connection = client.connect(server.port)
-    stream = connection.execute("cat")
+    stream = Pulled(connection, "cat")
     data = os.urandom(1 << 20)
 
     def send() -> None:
@@ -95,7 +96,7 @@ def test_the_end_of_stdin_reaches_the_command_and_sending_after_it_fails(
     server = sshd()
     client.knows(server.known())
     connection = client.connect(server.port)
-    stream = connection.execute("cat; echo ended")
+    stream = Pulled(connection, "cat; echo ended")
     stream.close_stdin()
     stream.close_stdin()
     assert read_all(stream) == b"ended\n"
@@ -111,7 +112,7 @@ def test_a_node_that_chatters_on_stderr_is_not_blocked_and_its_last_words_are_ke
     server = sshd()
     client.knows(server.known())
     connection = client.connect(server.port)
-    stream = connection.execute("head -c 3000000 /dev/zero | tr '\\0' x >&2; printf 'e\\377d' >&2")
+    stream = Pulled(connection, "head -c 3000000 /dev/zero | tr '\\0' x >&2; printf 'e\\377d' >&2")
     assert read_all(stream) == b""
     assert stream.stderr_tail() == "x" * 2045 + "e\ufffdd"
     connection.close()
@@ -121,7 +122,7 @@ def test_closing_from_another_thread_ends_a_blocked_recv(sshd: StartSshd, client
     server = sshd()
     client.knows(server.known())
     connection = client.connect(server.port)
-    streams = [connection.execute("echo up; exec cat") for _ in range(2)]
+    streams = [Pulled(connection, "echo up; exec cat") for _ in range(2)]
     assert [stream.recv(3) for stream in streams] == [b"up\n", b"up\n"]
     with ThreadPoolExecutor(1) as pool:
         blocked = pool.submit(streams[0].recv, 1)
@@ -138,14 +139,14 @@ def test_a_stream_that_is_lost_is_told_apart_from_one_that_ended(
     server = sshd()
     client.knows(server.known())
     connection = client.connect(server.port)
-    stream = connection.execute("echo $PPID; exec cat")
+    stream = Pulled(connection, "echo $PPID; exec cat")
     os.kill(int(stream.recv(100)), signal.SIGKILL)
     with pytest.raises(TransportError) as read:
         stream.recv(100)
     with pytest.raises(TransportError) as sent:
         stream.send(b"x", 20)
     with pytest.raises(TransportError) as started:
-        connection.execute("true")
+        Pulled(connection, "true")
     connection.close()
     aloud(*(caught.value for caught in (read, sent, started)))
 
@@ -155,7 +156,7 @@ def test_exec_refused(sshd: StartSshd, client: Client, aloud: Aloud) -> None:
     client.knows(server.known())
     connection = client.connect(server.port)
     with pytest.raises(TransportError) as caught:
-        connection.execute("true")
+        Pulled(connection, "true")
     connection.close()
     aloud(caught.value)
 
@@ -396,7 +397,7 @@ def test_nothing_of_the_library_reaches_standard_error(
         client.connect(server.port)
     client.knows(server.known())
     connection = client.connect(server.port)
-    stream = connection.execute("echo $PPID; exec cat")
+    stream = Pulled(connection, "echo $PPID; exec cat")
     os.kill(int(stream.recv(100)), signal.SIGKILL)
     with pytest.raises(TransportError):
         stream.recv(1)
@@ -409,7 +410,7 @@ def test_no_thread_stays_after_the_connections_are_closed(sshd: StartSshd, clien
     client.knows(server.known())
     before = set(threading.enumerate())
     connection = client.connect(server.port)
-    stream = connection.execute("cat")
+    stream = Pulled(connection, "cat")
     stream.close()
     connection.close()
     for thread in set(threading.enumerate()) - before:

@@ -14,6 +14,7 @@ import pytest
 
 from preflight.errors import ConfigError, TransportError
 from tests.messages.aloud import Aloud
+from tests.pulled import Pulled
 from tests.transport.servers import (
     ME,
     AddKey,
@@ -378,7 +379,7 @@ def test_a_jump_host_that_dies_takes_its_nodes_with_it(
     transport = client.transport()
     spec = client.spec(node.port, jump=jump(bastion))
     connection = transport.connect(spec)
-    stream = connection.execute("exec cat")
+    stream = Pulled(connection, "exec cat")
     for process in bastion.logins():
         with suppress(psutil.NoSuchProcess):
             process.kill()
