@@ -117,7 +117,7 @@ class SshProtocol(paramiko.Transport):
         return self._refusals.pop(getattr(self._opening, "channel", -1), "")
 
     def is_lost(self) -> bool:
-        """Whether the connection is gone; its thread tells its channels before it says so itself."""
+        """Whether the connection is gone: its thread tells channels so before it says so itself."""
         return not self.is_active() or self.saved_exception is not None
 
     def _next_channel(self) -> int:
