@@ -55,7 +55,7 @@ COMMON = frozenset(
 """Names that tell of nobody; those of folders and programs must stay, since probes ask for them."""
 SOURCE = re.compile(r"(?://)?([A-Za-z][A-Za-z0-9._-]*)(?=:/|/)")
 """Of a mount: the server."""
-HOME = re.compile(r"/(?:home|Users)/([A-Za-z0-9._-]+)")
+HOME = re.compile(r"/(?:home|Users)/([A-Za-z0-9_][A-Za-z0-9._-]*)")
 LOGIN = re.compile(r"\busername=([^,\s]+)")
 HOSTS_IN = ("HOSTNAME", "MASTER_ADDR", "SLURMD_NODENAME", "SLURM_SUBMIT_HOST")
 USERS_IN = ("USER", "LOGNAME", "SUDO_USER")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import pairwise
 from typing import Any
 
@@ -49,12 +49,12 @@ def trimmed(read: Callable[[str], str | None], wanted: Iterable[str]) -> dict[st
         whole, module = modules[word], modules[place]
         if whole:
             opened.append(whole)
-            todo += (used for name in loose for used in whole.take(name))
+            todo += (used for name in whole.names & loose for used in whole.take(name))
         if module:
             todo += module.take(name)
         elif not place:
             loose.add(name)
-            todo += (used for one in opened for used in one.take(name))
+            todo += (used for one in opened if name in one.names for used in one.take(name))
     return {name: module.kept() for name, module in modules.items() if module}
 
 
@@ -77,6 +77,11 @@ class Module:
                     part = Part(one, alias)
                     for defined in ("*", *part.defines) if part.defines else (None,):
                         self._left.setdefault(defined, []).append(part)
+
+    @property
+    def names(self) -> Set[str | None]:
+        """What it defines and was not taken yet."""
+        return self._left.keys()
 
     def take(self, name: str | None) -> Iterator[str]:
         """Keep what defines a name, or nothing; yield the words that this uses, if it is new."""

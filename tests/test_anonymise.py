@@ -172,6 +172,11 @@ def test_names_that_tell_of_nobody_stay() -> None:
     assert anonymise(document, KEY) == document
 
 
+def test_a_hidden_file_is_no_user() -> None:
+    document = {"node": {"read": {"/srv/home/.nccl.conf": "a home of nobody, .nccl.conf"}}}
+    assert anonymise(document, KEY) == document
+
+
 def test_half_a_recording_is_no_trouble() -> None:
     refused = {"unobservable": "no"}
     node = {"read": {"/proc/self/mountinfo": refused}, "account": {"": None}}
