@@ -3,23 +3,24 @@
 Why: NCCL chooses interfaces, devices and algorithms by it. Ranks that choose differently hang in
     the first collective; a misspelt variable changes nothing, and says nothing.
 Facts: settings (NCCL_*, GLOO_*, UCX_*, TORCH_*, FI_*, OFI_NCCL_*, TP_SOCKET_IFNAME, MASTER_ADDR,
-    MASTER_PORT, CUDA_DEVICE_MAX_CONNECTIONS: value and who sets it; files that may not be read;
-    whose they are, if a container's, and why it was not looked into), interfaces (their names),
-    devices (RDMA, with the state of their ports), master (what MASTER_ADDR means there), addresses
-    (the node's own, where MASTER_ADDR is set).
-Source: launch.env, the non-login shell, ~/.nccl.conf (or $NCCL_CONF_FILE), /etc/nccl.conf: the
-    first who sets a variable wins, as in NCCL 2.30's src/misc/param.cc. Of a docker or podman
-    container that runs, launch.env, its environment and its files (`docker exec`); of an image
-    launch.env alone. /sys/class/net, /sys/class/infiniband, getaddrinfo(3).
+    MASTER_PORT, CUDA_DEVICE_MAX_CONNECTIONS: value and who sets it; lines of nccl.conf that seem
+    to set something and do not, such as `NCCL_DEBUG = INFO`; files that may not be read; whose
+    they are, if a container's, and why it was not looked into), interfaces (their names), devices
+    (RDMA, with the state of their ports), master (what MASTER_ADDR means there), addresses (the
+    node's own, where MASTER_ADDR is set).
+Source: launch.env, the login user's non-login shell, ~/.nccl.conf of the job's user (or
+    $NCCL_CONF_FILE), /etc/nccl.conf: the first who sets a variable wins, as in NCCL 2.30's
+    src/misc/param.cc. Of a docker or podman container that runs, launch.env, its environment and
+    its files (`docker exec`); of an image launch.env alone. /sys/class/net, /sys/class/infiniband,
+    getaddrinfo(3).
 Fix: set the variable once for all nodes: in launch.env, the job's script, or /etc/nccl.conf; for a
     container with --env.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from typing import Any, Collection, Mapping, TypedDict
+from typing import Any, Collection, Mapping
 
 from preflight.api import (
     STATUSES,
@@ -36,14 +37,23 @@ from preflight.api import (
     warn,
 )
 from preflight.node.container import by_hand
-from preflight.node.launch import DISABLE, SHELL, SYSTEM_FILE, Settings, settings, tcp_only, wanted
+from preflight.node.environment import (
+    HCA,
+    IS_NUMBER,
+    NAMING,
+    PREFIXES,
+    UCX,
+    Environment,
+    absent,
+    said,
+    spellings,
+    value,
+)
+from preflight.node.launch import DISABLE, SHELL, SYSTEM_FILE, settings, tcp_only, wanted
 from preflight.node.nccl import OLD, OTHERS, unread
-from preflight.node.net import CLASS, FAMILIES, entries, selects
-from preflight.node.rdma import Device, active, devices, has_port, is_down
+from preflight.node.net import CLASS, FAMILIES, entries
+from preflight.node.rdma import active, devices, is_down, of_nccl
 
-PREFIXES, HCA, UCX = "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"
-NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""Whole names of interfaces, with commas; the other three have rules of their own."""
 NOT_COMPARED = ("NCCL_HOSTID", "NCCL_MNNVL_UUID", "NCCL_CONF_FILE")
 """Say something of one node."""
 MASTER = "MASTER_ADDR"
@@ -60,18 +70,7 @@ MILD = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_IB_GID_INDEX", "MASTER_PORT")
 BARRIER, CHECKED = "TORCH_DIST_INIT_BARRIER", ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
 """What of torch's makes ranks wait for each other: a barrier, and collectives that are checked by
 more collectives (torch/distributed/distributed_c10d.py). The rest is a node's own business."""
-ANY_CASE = ("NCCL_NET", "NCCL_ALGO", "NCCL_PROTO")
-"""NCCL compares their words by strcasecmp(3): net.cc and tuning.cc of 2.30."""
-IS_NUMBER = re.compile(r"\s*[-+]?\d")
 LOOPBACK = ("127.", "::1")
-
-
-class Environment(TypedDict):
-    settings: Settings
-    interfaces: list[str]
-    devices: list[Device]
-    master: list[str]
-    addresses: list[str]
 
 
 def probe(node: Node, launch: Mapping[str, Any]) -> Environment:
@@ -93,8 +92,9 @@ def probe(node: Node, launch: Mapping[str, Any]) -> Environment:
 
 
 def compare(facts: Mapping[str, Environment], want: Want) -> dict[str, Verdict]:
+    usual = {name: usual_value(facts, name) for name in NAMING}
     found = {
-        node: [*lacking(fact), *meeting(node, facts, want), *doubts(fact)]
+        node: [*lacking(fact, usual), *meeting(node, facts, want), *doubts(fact)]
         for node, fact in facts.items()
     }
     seen = {node: fact for node, fact in facts.items() if not fact["settings"]["unseen"]}
@@ -127,12 +127,6 @@ def told(fact: Environment, found: list[Verdict]) -> Verdict:
     return ok(count + " communication", details=tuple(lines))
 
 
-def value(fact: Environment, name: str) -> str:
-    """Return the value of a variable, empty where it is not set."""
-    setting = fact["settings"]["found"].get(name)
-    return setting["value"] if setting else ""
-
-
 def place(fact: Environment, name: str) -> str:
     """Return who sets a variable, for a fix."""
     source = fact["settings"]["found"][name]["source"]
@@ -159,9 +153,9 @@ def parity(
 
     A name of an interface or device may differ where no other node's value would do.
     """
-    known: dict[str, str] = {}
+    known = spellings(facts, name)
     told = {node: said(fact, name) for node, fact in facts.items()}
-    values = {node: own and spelt(own, name, known) for node, own in told.items()}
+    values = {node: own and known[own] for node, own in told.items()}
     kinds: dict[str, list[str]] = {}
     for node, own in values.items():
         kinds.setdefault(own or "", []).append(node)
@@ -187,16 +181,6 @@ def follows(name: str) -> tuple[str, ...]:
     return (*INTERFACES, *COLLECTIVES) if name in CHOOSING else COLLECTIVES
 
 
-def said(fact: Environment, name: str) -> str | None:
-    """Return the value of a variable, None where it is not set."""
-    return value(fact, name) if name in fact["settings"]["found"] else None
-
-
-def spelt(value: str, name: str, known: dict[str, str]) -> str:
-    """Return a value in the spelling in which it was met first, where case does not count."""
-    return known.setdefault(value.lower(), value) if name in ANY_CASE else value
-
-
 def is_mild(name: str, values: Collection[str]) -> bool:
     """Whether a difference is worth no more than a warning.
 
@@ -210,7 +194,7 @@ def is_mild(name: str, values: Collection[str]) -> bool:
 
 def is_forced(fact: Environment, name: str, own: str | None, likely: Collection[str]) -> bool:
     """Whether a node must have another value, since it lacks what the others name."""
-    if name not in {PREFIXES, HCA, UCX, *NAMES} or not own or absent(fact, name, own):
+    if name not in NAMING or not own or absent(fact, name, own):
         return False
     others = [other for other in likely if other not in {"", own}]
     return bool(others) and all(absent(fact, name, other) for other in others)
@@ -218,9 +202,12 @@ def is_forced(fact: Environment, name: str, own: str | None, likely: Collection[
 
 def mend(fact: Environment, name: str, verdict: Verdict) -> str | None:
     """Return what gives a node the value of the others."""
-    if verdict.scope == "cluster":
-        return None
-    if verdict.expected is None:
+    return None if verdict.scope == "cluster" else put(fact, name, verdict.expected)
+
+
+def put(fact: Environment, name: str, wanted: str | None) -> str:
+    """Return how a variable gets a value on a node; None: it is not to be set."""
+    if wanted is None:
         return f"remove {name} from {place(fact, name)}"
     container = fact["settings"]["container"]
     if name in fact["settings"]["found"]:
@@ -229,16 +216,16 @@ def mend(fact: Environment, name: str, verdict: Verdict) -> str | None:
         where = environment_of(container) if container else SYSTEM_FILE
     if not container and (not name.startswith("NCCL_") or where == SHELL):
         where = "the shell's start files, or once for all nodes in launch.env"
-    return f"set {name}={verdict.expected} in {where}"
+    return f"set {name}={wanted} in {where}"
 
 
 # ---- what is named exists ------------------------------------------------------------------
 
 
-def lacking(fact: Environment) -> list[Verdict]:
+def lacking(fact: Environment, usual: Mapping[str, str | None]) -> list[Verdict]:
     """Return failures of variables that name what this node does not have."""
     found = []
-    for name in (PREFIXES, HCA, UCX, *NAMES):
+    for name in NAMING:
         words = absent(fact, name, value(fact, name))
         if words:
             ports = name in {HCA, UCX}
@@ -247,7 +234,7 @@ def lacking(fact: Environment) -> list[Verdict]:
                     f"{name}={value(fact, name)} {words}",
                     observed=words,
                     expected=value(fact, name),
-                    fix=f"name one that exists in {place(fact, name)}",
+                    fix=instead(fact, name, usual[name]),
                     reproduce="ls /sys/class/infiniband" if ports else "ip -brief address",
                     explains=follows(name),
                 )
@@ -255,39 +242,19 @@ def lacking(fact: Environment) -> list[Verdict]:
     return found
 
 
-def absent(fact: Environment, name: str, rule: str) -> str:
-    """Say what of a variable's value this node lacks; nothing if it has all."""
-    here = fact["interfaces"]
-    if not rule:
-        return ""
-    if name == HCA:
-        return absent_hca(fact, rule)
-    if name == PREFIXES:  # NCCL ignores one of a single character
-        hit = len(rule) < 2 or any(selects(rule, interface) for interface in here)
-        return "" if hit else f"matches no interface here: {some(here)}"
-    words = [word.strip() for word in rule.split(",") if word.strip()]
-    if name == UCX:
-        here = [*here, *(device["name"] for device in fact["devices"])]
-        words = [] if rule[0] == "^" else [w for w in words if w != "all"]
-        words = [w for w in words if not has_port(fact["devices"], "=" + w)]
-    lost = [word for word in words if word not in here]
-    return f"names {some(lost)}, which is not here: {some(here)}" if lost else ""
+def instead(fact: Environment, name: str, usual: str | None) -> str:
+    """Return how to mend a name of what is not here: as most nodes have it, if that would do."""
+    if usual is None or absent(fact, name, usual):
+        return f"in {place(fact, name)}, name one that this node has"
+    return put(fact, name, usual or None)
 
 
-def absent_hca(fact: Environment, rule: str) -> str:
-    """Say what NCCL would not find; it then goes on over TCP and tells nobody."""
-    net = value(fact, "NCCL_NET").lower()
-    if tcp_only(fact["settings"]["found"]) or (
-        net and not net.startswith("ib")
-    ):  # IBext of NVIDIA's plugin heeds it too
-        return ""
-    names = [device["name"] for device in fact["devices"]]
-    there = some(names) if names else "no RDMA device"
-    if rule.startswith("^"):
-        left = any(selects(rule, name) for name in names)
-        return "" if left or not names else f"leaves none of {there}"
-    lost = [entry.lstrip("=") for entry in entries(rule) if not has_port(fact["devices"], entry)]
-    return f"names {some(lost)}, which is not here: {there}" if lost else ""
+def usual_value(facts: Mapping[str, Environment], name: str) -> str | None:
+    """Return what more than half of the nodes have, empty where that is nothing."""
+    kinds: dict[str, list[str]] = {}
+    for node, fact in facts.items():
+        kinds.setdefault(value(fact, name), []).append(node)
+    return majority(kinds)
 
 
 # ---- where ranks meet ----------------------------------------------------------------------
@@ -360,6 +327,14 @@ def doubts(fact: Environment) -> list[Verdict]:
     ]
     if given["container"] and given["unseen"]:
         found.append(unknown(given["unseen"]))
+    for line in given["idle"]:
+        words = f"{line['source']} has {line['text']!r}, which sets nothing: NCCL reads NAME=VALUE"
+        fix = f"write {line['meant']} there, without spaces or a word before it"
+        found.append(warn(words, observed=line["text"], fix=fix))
+    values = given["found"].values()
+    for file in sorted({s["source"] for s in values if s["value"].endswith("\r")}):
+        words = f"{file} has the line ends of Windows: NCCL takes them into the values"
+        found.append(warn(words, observed=file, fix=f"take them out of {file}: sed -i 's/\\r$//'"))
     for name in given["found"]:
         words = unread(name)
         if words:
@@ -370,7 +345,8 @@ def doubts(fact: Environment) -> list[Verdict]:
 
 def on_tcp(fact: Environment) -> list[Verdict]:
     """Return warnings of RDMA that is kept from use, or is not, though it seems so."""
-    found, ports, name = [], active(fact["devices"]), tcp_only(fact["settings"]["found"])
+    found, name = [], tcp_only(fact["settings"]["found"])
+    ports = active(of_nccl(fact["devices"]) if name == DISABLE else fact["devices"])
     if ports and name:
         be = "is" if len(ports) == 1 else "are"
         words = f"{name}={value(fact, name)} keeps NCCL on TCP, though {some(ports)} {be} active"

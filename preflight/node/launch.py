@@ -24,6 +24,11 @@ NET, DISABLE = "NCCL_NET", "NCCL_IB_DISABLE"
 NOT_ZERO = re.compile(r"\s*[-+]?(0[xX]0*[1-9a-fA-F]|0*[1-7]|[89])")
 """What strtoll(3), by which NCCL reads numbers, does not take for 0; it does a word."""
 
+SEEMING = re.compile(
+    r"\s*(?:(?:export|setenv|set)\s+)?(NCCL_[A-Z0-9_]+)(?:\s*=\s*(.*?)|:?\s+(\S+))\s*"
+)
+"""A line of nccl.conf as it is written by mistake: with spaces, a colon, or as for a shell."""
+
 
 class Setting(TypedDict):
     """The value of a variable, and who sets it: `launch.env`, `the shell`, a container, a file."""
@@ -32,10 +37,20 @@ class Setting(TypedDict):
     source: str
 
 
+class Idle(TypedDict):
+    """A line of a file that seems to set a variable, and does not."""
+
+    source: str
+    text: str
+    meant: str
+    """The line that would."""
+
+
 class Settings(TypedDict):
     """What the job would find, by variable."""
 
     found: dict[str, Setting]
+    idle: list[Idle]
     unreadable: list[str]
     """Files that may not be read, so that what they set is not known."""
     container: str
@@ -84,20 +99,22 @@ def settings_in(place: Place | None, launch: Mapping[str, Any], unseen: str = ""
     whose = called(container) if is_sealed(container) and not closed(container) else ""
     sources: list[tuple[str, Mapping[str, str]]] = [(INVENTORY, launch.get("env", {}))]
     unreadable = []
+    idle: list[Idle] = []
     if place:
         sources.append((whose or SHELL, place.environ()))
         for path in files(place, launch):
-            said, name = of_file(place, path), f"{path} of {whose}" if whose else path
-            if said is None:
+            text, name = text_of(place, path), f"{path} of {whose}" if whose else path
+            if text is None:
                 unreadable.append(name)
             else:
-                sources.append((name, said))
+                sources.append((name, parsed(text)))
+                idle += [Idle(source=name, text=line, meant=to) for line, to in misspelt(text)]
     found: dict[str, Setting] = {}
     for source, values in sources:
         for name in sorted(values):
             if is_taken(name):
                 found.setdefault(name, Setting(value=values[name][:LONGEST], source=source))
-    return Settings(found=found, unreadable=unreadable, container=whose, unseen=unseen)
+    return Settings(found=found, idle=idle, unreadable=unreadable, container=whose, unseen=unseen)
 
 
 def tcp_only(found: Mapping[str, Setting]) -> str:
@@ -151,22 +168,35 @@ def interpreter(node: Node, launch: Mapping[str, Any]) -> str:
     return f"{expanded(node, workdir, user)}/{python}"
 
 
-def of_file(place: Place, path: str) -> dict[str, str] | None:
-    """Return what a file sets, nothing where there is none, None where it may not be read."""
+def text_of(place: Place, path: str) -> str | None:
+    """Return the text of a file, empty where there is none, None where it may not be read."""
     try:
-        return parsed(place.read(path) or "")
+        return place.read(path) or ""
     except Unobservable:
         return None
 
 
 def parsed(text: str) -> dict[str, str]:
-    """Return what a file sets, the first of two lines first; NCCL knows neither quotes nor spaces.
+    """Return what a file sets, the first of two lines first.
 
+    NCCL knows neither quotes nor spaces, and takes a carriage return into the value.
     Source: NCCL 2.30 src/misc/param.cc, setEnvFile.
     """
     found: dict[str, str] = {}
     for line in text.split("\n"):
-        name, equals, value = line.rstrip("\r").partition("=")
+        name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
             found.setdefault(name, value)
+    return found
+
+
+def misspelt(text: str) -> list[tuple[str, str]]:
+    """Return the lines of a file that seem to set a variable and do not, with what would."""
+    found = []
+    for line in text.split("\n"):
+        match = SEEMING.fullmatch(line)
+        if match and is_taken(match[1]) and not line.startswith(f"{match[1]}="):
+            found.append(
+                (line.strip()[:LONGEST], f"{match[1]}={match[2] or match[3] or ''}"[:LONGEST])
+            )
     return found

@@ -93,12 +93,15 @@ OLD = {
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
 }
 """Still read, but deprecated, by env.rst and by PyTorch's ProcessGroupNCCL.hpp (2.2)."""
-OTHERS = (
-    *("NCCL_VERSION", "NCCL_HOME", "NCCL_DIR", "NCCL_PATH", "NCCL_ROOT", "NCCL_ROOT_DIR"),
-    *("NCCL_INCLUDE_DIR", "NCCL_INCLUDE_DIRS", "NCCL_LIB_DIR", "NCCL_LIBRARY", "NCCL_LIBRARIES"),
-    "NCCL_LIBRARY_PATH",
+OTHERS = frozenset(
+    f"{owner}_{word}"
+    for owner in ("NCCL", "UCX", "OFI_NCCL")
+    for word in (
+        *("VERSION", "HOME", "DIR", "PATH", "ROOT", "ROOT_DIR", "PREFIX", "BASE", "INC", "LIB"),
+        *("INCLUDE_DIR", "INCLUDE_DIRS", "LIB_DIR", "LIBRARY", "LIBRARIES", "LIBRARY_PATH"),
+    )
 )
-"""Read by build systems, or set by container images."""
+"""Read by build systems, or set by container images and environment modules."""
 PLUGINS = (
     *("NCCL_UCX_", "NCCL_SHARP_", "NCCL_IBEXT_", "NCCL_PLUGIN_", "NCCL_TESTS_", "NCCL_INSPECTOR_"),
     *("NCCL_PROFILER_", "NCCL_TUNER_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_SHIMNET_"),

@@ -8,6 +8,7 @@ from preflight.api import Node
 from preflight.node.net import matches
 
 CLASS = "/sys/class/infiniband"
+LAYERS = ("InfiniBand", "Ethernet")
 
 
 class Port(TypedDict):
@@ -16,7 +17,7 @@ class Port(TypedDict):
     number: int
     active: bool
     link_layer: str
-    """`InfiniBand` or `Ethernet` (RoCE)."""
+    """`InfiniBand`, `Ethernet` (RoCE) or `Unspecified` (EFA)."""
 
 
 class Device(TypedDict):
@@ -53,6 +54,17 @@ def active(found: list[Device]) -> list[str]:
     """Return `device:port` of every active port."""
     return [
         "{}:{}".format(d["name"], p["number"]) for d in found for p in d["ports"] if p["active"]
+    ]
+
+
+def of_nccl(found: Collection[Device]) -> list[Device]:
+    """Return the devices with the ports that NCCL's own transport takes: none of EFA's.
+
+    Source: NCCL 2.30 src/transport/net_ib/init.cc: it passes over other link layers.
+    """
+    return [
+        Device(name=one["name"], ports=[p for p in one["ports"] if p["link_layer"] in LAYERS])
+        for one in found
     ]
 
 

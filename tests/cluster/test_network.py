@@ -311,6 +311,29 @@ def test_another_interface_is_chosen_on_one_node(bed: Testbed) -> None:
     assert report["causes"][0]["fix"].endswith("NCCL_SOCKET_IFNAME=eth0")
 
 
+def test_a_second_interface_counts_where_nobody_named_the_first(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_interface(node, "data7", "10.81.0")
+    bed.mtu("tb3", 1400, "data7")
+    report = run(bed)
+    assert causes(report) == [("node", "network.mtu", ["tb3"])]
+    said = summary(report, "network.mtu", "tb3")
+    assert said == "eth0, data7 have MTU 1400 and 1500, the 3 others have 1500"
+    assert report["causes"][0]["fix"].startswith("ip link set dev data7 mtu 1500; or,")
+    assert results(report, "warn", "unknown") == []
+
+
+def test_an_interface_without_an_address_that_nccl_takes(bed: Testbed) -> None:
+    for number, node in enumerate(bed.names, 1):
+        bed.add_tap(node, "ibl0", 10_000, address=f"fe80::{number}/64")
+    done, report = bed.report("run", str(bed.inventory()), "--only", "network")
+    assert (done.returncode, causes(report)) == (0, [])
+    words = "ibl0 has only a link-local address (NCCL's choice)"
+    assert results(report, "warn", "unknown") == [("network.link", n, words) for n in bed.names]
+    said = summary(report, "network.port", "tb3")
+    assert said == f"reaches {MASTER} of tb1 from 10.78.0.3 (eth0)"
+
+
 # ---- the launch environment ----------------------------------------------------------------
 
 
@@ -323,6 +346,24 @@ def test_a_variable_of_one_node(bed: Testbed) -> None:
     assert summary(report, "launch.env", "tb4") == "NCCL_ALGO Ring, the 3 others have Tree"
     assert report["causes"][0]["fix"] == "set NCCL_ALGO=Tree in /home/alice/.nccl.conf"
     assert results(report, "unknown", "warn") == []
+
+
+def test_a_file_of_one_node_that_names_nothing_or_sets_nothing(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.change_file(node, "/etc/nccl.conf", "NCCL_SOCKET_IFNAME=eth0\n")
+    bed.change_file("tb2", "/etc/nccl.conf", "NCCL_SOCKET_IFNAME=eth9\n")
+    bed.change_file("tb3", "/home/alice/.nccl.conf", "NCCL_IB_TIMEOUT = 22\n")
+    report = run(bed)
+    assert causes(report) == [("node", "launch.env", ["tb2"])]
+    assert report["causes"][0]["fix"] == "set NCCL_SOCKET_IFNAME=eth0 in /etc/nccl.conf"
+    assert results(report, "warn") == [
+        (
+            "launch.env",
+            "tb3",
+            "/home/alice/.nccl.conf has 'NCCL_IB_TIMEOUT = 22', which sets nothing: "
+            "NCCL reads NAME=VALUE",
+        )
+    ]
 
 
 def test_an_hca_that_one_node_lacks(bed: Testbed) -> None:

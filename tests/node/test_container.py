@@ -86,6 +86,7 @@ def test_the_containers_own_precedence(path: Path) -> None:
                 "source": f"{home}/job.conf of docker container train",
             },
         },
+        "idle": [],
         "unreadable": [],
         "container": "docker container train",
         "unseen": "",
@@ -122,6 +123,7 @@ def test_why_it_cannot_be_looked_into(answer: dict[str, Any], words: str) -> Non
     env = {"NCCL_ALGO": "Ring"}
     assert settings(node, {**LAUNCH, "env": env}) == {
         "found": {"NCCL_ALGO": {"value": "Ring", "source": "launch.env"}},
+        "idle": [],
         "unreadable": [],
         "container": "docker container train",
         "unseen": why,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from preflight.node.launch import Settings, expanded, files, interpreter, parsed, settings
+from preflight.node.launch import Settings, expanded, files, interpreter, misspelt, parsed, settings
 from preflight.node.replay import Replay
 
 
@@ -25,7 +25,7 @@ def node(environ: dict[str, str], **read: Any) -> Replay:
 def test_the_first_who_sets_a_variable_wins() -> None:
     files = {
         "/home/alice/.nccl.conf": "NCCL_A=user\nNCCL_B=user\nNCCL_C=user\n",
-        "/etc/nccl.conf": "# NCCL_E=x\nNCCL_D=system\nNCCL_D=later\nno\nNCCL_C=system\r\n",
+        "/etc/nccl.conf": "# NCCL_E=x\nNCCL_D=system\nNCCL_D=later\nno\nNCCL_C=x\r\nNCCL_F = x\n",
     }
     launch = {"env": {"NCCL_A": "inventory"}}
     found = settings(node({"NCCL_A": "shell", "NCCL_B": "shell"}, **files), launch)
@@ -36,6 +36,7 @@ def test_the_first_who_sets_a_variable_wins() -> None:
             "NCCL_C": {"value": "user", "source": "/home/alice/.nccl.conf"},
             "NCCL_D": {"value": "system", "source": "/etc/nccl.conf"},
         },
+        "idle": [{"source": "/etc/nccl.conf", "text": "NCCL_F = x", "meant": "NCCL_F=x"}],
         "unreadable": [],
         "container": "",
         "unseen": "",
@@ -73,7 +74,7 @@ def test_long_values_are_cut() -> None:
 def test_a_file_that_may_not_be_read_is_told() -> None:
     closed = node({}, **{"/etc/nccl.conf": {"unobservable": "/etc/nccl.conf: Permission denied"}})
     assert settings(closed, {}) == Settings(
-        found={}, unreadable=["/etc/nccl.conf"], container="", unseen=""
+        found={}, idle=[], unreadable=["/etc/nccl.conf"], container="", unseen=""
     )
 
 
@@ -82,6 +83,7 @@ def test_what_an_image_brings_is_not_seen(engine: str) -> None:
     launch = {"container": {"engine": engine, "image": "x"}, "env": {"NCCL_ALGO": "Ring"}}
     assert settings(Replay({}), launch) == Settings(
         found={"NCCL_ALGO": {"value": "Ring", "source": "launch.env"}},
+        idle=[],
         unreadable=[],
         container="",
         unseen="the training environment is in an image, and preflight starts no containers",
@@ -110,7 +112,30 @@ def test_files(environ: dict[str, str], launch: dict[str, Any], expected: str | 
 
 
 def test_lines_of_a_file_are_as_nccl_reads_them() -> None:
-    assert parsed("A = b\nQ='x'\n#C=d\nE=f=g\n") == {"A ": " b", "Q": "'x'", "E": "f=g"}
+    text = "A = b\nQ='x'\n#C=d\nE=f=g\nD=e\r\n"
+    assert parsed(text) == {"A ": " b", "Q": "'x'", "E": "f=g", "D": "e\r"}
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("NCCL_SOCKET_IFNAME = eth0", "NCCL_SOCKET_IFNAME=eth0"),
+        (" NCCL_ALGO=Ring", "NCCL_ALGO=Ring"),
+        ("export NCCL_IB_HCA=", "NCCL_IB_HCA="),
+        ("setenv NCCL_DEBUG INFO", "NCCL_DEBUG=INFO"),
+        ("NCCL_DEBUG: INFO", "NCCL_DEBUG=INFO"),
+        ("NCCL_IB_HCA = mlx5_0, mlx5_1", "NCCL_IB_HCA=mlx5_0, mlx5_1"),
+        ("NCCL_DEBUG=INFO", ""),
+        ("NCCL_DEBUG=INFO ", ""),
+        ("# NCCL_DEBUG = INFO", ""),
+        (" # NCCL_DEBUG=INFO", ""),
+        ("NCCL_DEBUG tells more if set to INFO", ""),
+        ("export PATH=/opt", ""),
+        ("export NCCL_SHARP_TOKEN=x", ""),
+    ],
+)
+def test_lines_that_seem_to_set_a_variable(line: str, meant: str) -> None:
+    assert misspelt(f"{line}\n") == ([(line.strip(), meant)] if meant else [])
 
 
 @pytest.mark.parametrize(
