@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import Mapping, Sequence
 
 from preflight.api import (
+    FAIL,
     STATUSES,
+    WARN,
     Check,
     Expect,
     Verdict,
@@ -30,11 +32,14 @@ from preflight.api import (
 )
 from preflight.node.launch import wanted
 from preflight.node.net import (
+    INNER,
+    NCCLS,
     Interface,
     Network,
     by_names,
     interfaces,
     main_interfaces,
+    reachable,
     strayed,
     usual_choice,
 )
@@ -52,17 +57,19 @@ NAME_IT = "name it for all nodes: launch.interface, or NCCL_SOCKET_IFNAME in lau
 def compare(facts: Mapping[str, Network], want: Want) -> dict[str, Verdict]:
     used = {node: main_interfaces(fact) for node, fact in facts.items()}
     usual = usual_choice(facts)
-    paced, fewer = pace(used, want), rails(used)
+    paced, fewer = pace(used, want), rails(used, facts)
+    away = any(fact["data_plane"]["address"] for fact in facts.values())
     verdicts = {}
     for node, fact in facts.items():
         stray = strayed(fact, usual)
         found = (
             down(fact, want),
             half(used[node]),
+            closed_in(fact, away, want),
             fewer.get(node),
             elsewhere(stray, paced.get(node)),
             bonded(used[node]),
-            inner(fact),
+            inner(fact, want),
         )
         verdicts[node] = gravest([verdict for verdict in found if verdict])
     return verdicts
@@ -80,23 +87,26 @@ def gravest(found: Sequence[Verdict]) -> Verdict:
 
 def pace(used: Mapping[str, Sequence[Interface]], want: Want) -> dict[str, Verdict]:
     """Return verdicts of the speeds of all nodes with interfaces."""
-    speeds = {node: slowest(found) for node, found in used.items() if slowest(found)}
+    told = {
+        node: sorted((one for one in found if one["speed_mbps"]), key=lambda one: one["speed_mbps"])
+        for node, found in used.items()
+    }
+    told = {node: found for node, found in told.items() if found}
     asked = want.get("expect.nic_speed_gbps")
     right = None if asked is None else float(asked)
-    verdicts = same_everywhere(
-        speeds, "link speed", right, "{:g} Gb/s".format, explains=SLOWS, explained_by=()
-    )
-    for node, found in used.items():
-        if node in speeds:
-            verdicts[node] = named(faster(verdicts[node], speeds[node], asked is None), found)
-        elif found:
-            verdicts[node] = untold(found, bool(speeds), right)
-    return verdicts
-
-
-def slowest(found: Sequence[Interface]) -> float:
-    """Return the lowest speed that the interfaces tell, in Gb/s, 0 if none does."""
-    return min((one["speed_mbps"] for one in found if one["speed_mbps"]), default=0) / 1000
+    verdicts: dict[str, list[Verdict]] = {node: [] for node in told}
+    # the slowest of each node, then the next: a slow one that all have must hide no other
+    for place in range(min(map(len, told.values()), default=0)):
+        ones = {node: found[place] for node, found in told.items()}
+        speeds = {node: one["speed_mbps"] / 1000 for node, one in ones.items()}
+        alike = same_everywhere(
+            speeds, "link speed", right, "{:g} Gb/s".format, explains=SLOWS, explained_by=()
+        )
+        for node, one in ones.items():
+            verdict = faster(alike[node], speeds[node], asked is None)
+            verdicts[node].append(named(verdict, one["name"]))
+    silent = {node: untold(found, bool(told), right) for node, found in used.items() if found}
+    return {**silent, **{node: gravest(found) for node, found in verdicts.items()}}
 
 
 def faster(verdict: Verdict, speed: float, doubtful: bool) -> Verdict:
@@ -113,10 +123,8 @@ def faster(verdict: Verdict, speed: float, doubtful: bool) -> Verdict:
     return ok(f"link speed {speed:g} Gb/s", observed=speed)
 
 
-def named(verdict: Verdict, found: Sequence[Interface]) -> Verdict:
-    """Return a verdict that names the slowest interface."""
-    told = [one for one in found if one["speed_mbps"]]
-    name = min(told, key=lambda one: one["speed_mbps"])["name"]
+def named(verdict: Verdict, name: str) -> Verdict:
+    """Return a verdict that names the interface."""
     summary = verdict.summary if verdict.scope == "cluster" else f"{name}: {verdict.summary}"
     return replace(verdict, summary=summary, reproduce=f"ethtool {name}")
 
@@ -145,8 +153,13 @@ def elsewhere(stray: str, paced: Verdict | None) -> Verdict | None:
     return replace(paced, summary=summary, fix=NAME_IT, explains=explains, explained_by=None)
 
 
-def rails(used: Mapping[str, Sequence[Interface]]) -> dict[str, Verdict]:
-    """Return the verdicts of nodes whose data plane has not as many interfaces as most nodes'."""
+def rails(
+    used: Mapping[str, Sequence[Interface]], facts: Mapping[str, Network]
+) -> dict[str, Verdict]:
+    """Return the verdicts of nodes whose data plane has not as many interfaces as most nodes'.
+
+    Where nobody named any, it is not said that all of them are meant.
+    """
     counts = {node: len(found) for node, found in used.items() if found}
     verdicts = same_everywhere(
         counts,
@@ -157,14 +170,16 @@ def rails(used: Mapping[str, Sequence[Interface]]) -> dict[str, Verdict]:
     )
     for node, verdict in verdicts.items():
         if verdict.expected is not None and counts[node] > verdict.expected:
-            verdicts[node] = replace(verdict, status="warn", fix=NAME_IT)
+            verdicts[node] = replace(verdict, status=WARN, fix=NAME_IT)
+        elif verdict.status == FAIL and facts[node]["data_plane"]["why"] == NCCLS:
+            verdicts[node] = replace(verdict, status=WARN, fix=f"{verdict.fix}; or {NAME_IT}")
     return {node: verdict for node, verdict in verdicts.items() if verdict.status != "pass"}
 
 
-def inner(fact: Network) -> Verdict | None:
+def inner(fact: Network, want: Want) -> Verdict | None:
     """Return a warning of interfaces that NCCL would use and no other node could reach."""
     aside, why = fact["data_plane"]["aside"], fact["data_plane"]["why"]
-    if not aside:
+    if not aside or len(want.nodes) == 1:
         return None
     return warn(
         f"NCCL would use {some(aside)} too, which lead to no other node: {why}",
@@ -209,6 +224,27 @@ def useless(one: Interface) -> tuple[str, str]:
         fix = f"give {name} an address, or leave it out: NCCL_SOCKET_IFNAME, launch.interface"
         return f"{name} has no address", fix
     return "", ""
+
+
+def closed_in(fact: Network, away: bool, want: Want) -> Verdict | None:
+    """Return what is wrong with a data plane that has only link-local addresses.
+
+    NCCL takes them. Among themselves they may do, as IPv6's on interfaces of the same number.
+    """
+    plane, found = fact["data_plane"], main_interfaces(fact)[:1]
+    outer = any(one["addresses"] and one["kind"] != "loopback" for one in found)
+    if plane["address"] or not outer or len(want.nodes) == 1:
+        return None
+    name = plane["names"][0]
+    ones = (one for one in fact["interfaces"] if reachable(one) and one["kind"] not in INNER)
+    other = next((one["name"] for one in ones), "")
+    fix = f"give {name} an address" + (f", or set NCCL_SOCKET_IFNAME={other}" if other else "")
+    return (fail if away else warn)(
+        "{} has only a link-local address ({})".format(name, plane["why"]),
+        fix=fix,
+        reproduce=f"ip address show dev {name}",
+        explained_by=(),
+    )
 
 
 def half(found: Sequence[Interface]) -> Verdict | None:

@@ -20,6 +20,7 @@ from typing import Any, Mapping, Sequence
 from preflight.api import Check, Expect, Verdict, Want, fail, same_everywhere, some
 from preflight.node.launch import wanted
 from preflight.node.net import (
+    NCCLS,
     Interface,
     Network,
     interfaces,
@@ -99,7 +100,9 @@ def about(
         return verdict
     wrong = [one["name"] for one in found if one["mtu"] != verdict.expected]
     fix = " && ".join(f"ip link set dev {name} mtu {verdict.expected}" for name in wrong)
-    if other:
+    if len(found) > 1 and fact["data_plane"]["why"] == NCCLS:
+        fix = f"{fix}; or, where that carries no data, {NAME_IT}"
+    elif other:
         fix = f"if {names(found)} is the right interface (most nodes use {usual}): {fix}"
     return replace(verdict, fix=fix)
 

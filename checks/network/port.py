@@ -4,9 +4,9 @@ Why: rank 0 listens on it and all others dial it. A port that is taken ends the 
     behind a firewall leaves all ranks waiting for the rendezvous until it times out.
 Facts: listener (why our own could not be opened on the master, and who holds the port), dial (what
     came of connecting to it, from which address and interface, the master itself included),
-    address (the master's on its data plane), meeting (the same of the master's address that
-    MASTER_ADDR means on the node, if that is another). A dial counts as ok when our listener
-    answers a secret with another one. Nothing connects to a port that somebody else holds.
+    address (the master's on its data plane, else another one), meeting (the same of the master's
+    address that MASTER_ADDR means on the node, if that is another). A dial counts as ok when our
+    listener answers a secret with another one. Nothing connects to a port that somebody else holds.
 Source: bind(2), connect(2), getaddrinfo(3), /proc/net/tcp and tcp6; pid and program by psutil where
     permitted.
 Fix: let the port through between the nodes, or name another one: launch.port.
@@ -33,7 +33,7 @@ from preflight.api import (
     unknown,
 )
 from preflight.node.launch import settings, wanted
-from preflight.node.net import interfaces
+from preflight.node.net import interfaces, meeting_address
 from preflight.node.ports import CONNECT_S, ECHO_S, OK, Dial, Holder, Listener, dial, listen
 
 DIAL_S = CONNECT_S + ECHO_S + 2
@@ -84,7 +84,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Reach]:
             fact["problem"] = f"the master {master} {out}"
         return reach
     network = fleet.call(master, interfaces, *wanted(want))
-    address = network.value["data_plane"]["address"] if network.value else ""
+    address = meeting_address(network.value) if network.value else ""
     several = len(want.nodes) > 1
     data = dict.fromkeys(reach, address) if address and several else {}
     named = meetings(fleet, want, network, address) if several else {}
@@ -99,7 +99,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Reach]:
                 fleet.map(dial, {n: (there, port, *secrets) for n, there in way.items()}, DIAL_S)
                 for way in (data, named)
             )
-    why = message(network) or f"the master {master} has no address on the data plane"
+    why = message(network) or f"the master {master} has no address that others could use"
     for node, fact in reach.items():
         fact["address"] = address
         if node != master and not address:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence, TypedDict
 
 from preflight.api import Node, majority
-from preflight.node.launch import Setting, settings
+from preflight.node.launch import Setting, settings, tcp_only
 
 CLASS = "/sys/class/net"
+RDMA = "/sys/class/infiniband"
 FAMILIES = ("AF_INET", "AF_INET6")
 IFNAME, FAMILY = "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY"
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """What NCCL tries in turn where NCCL_SOCKET_IFNAME is not set."""
+NCCLS = "NCCL's choice"
 KINDS = {"bridge": "bridge", "bonding": "bond", "tun_flags": "tun", "device": "physical"}
 """What a file in an interface's directory of sysfs says of it."""
 LOWER = "lower_"
 """Before the name of what an interface lies on, in its directory."""
+OUTER_BRIDGE = "outer bridge"
+OUTER = ("physical", "bond", "vlan")
+"""Kinds that lead out of the node, and so does a bridge that has one of them for a port."""
 INNER = ("bridge", "vxlan", "tun")
 """Kinds that mostly lead to containers and virtual machines of the node itself."""
 CLOSED_IN = ("127.", "::1", "169.254.", "fe8", "fe9", "fea", "feb")
@@ -34,7 +39,8 @@ class Interface(TypedDict):
 
     name: str
     kind: str
-    """`loopback`, `physical`, `bond`, `bridge`, `tun`, the kernel's word (`vlan`), or `virtual`."""
+    """`loopback`, `physical`, `bond`, `outer bridge` (with a port that leads out), `bridge`, `tun`,
+    the kernel's word (`vlan`), or `virtual`."""
     addresses: list[str]
     """IPv4 first, without zones."""
     mtu: int
@@ -55,8 +61,8 @@ class DataPlane(TypedDict):
     """Those that NCCL_SOCKET_IFNAME names in whole, and NCCL does without: they are down, or have
     no carrier or no address."""
     aside: list[str]
-    """Those that a rule such as `^lo,docker` forgot to leave out: bridges of containers, and what
-    no other node could reach. NCCL would use them too."""
+    """Those that nobody named, and that a rule such as `^lo,docker`, or NCCL's own, did not leave
+    out: bridges of containers, and what no other node could reach. NCCL would use them too."""
     address: str
     """The first one's, empty if it has none that other nodes could use."""
     why: str
@@ -81,20 +87,35 @@ def interfaces(node: Node, launch: Mapping[str, Any]) -> Network:
     # psutil sorts addresses by family and is stable: those with IPv4 come first, as in getifaddrs.
     names = [*(n for n in addresses if n in stats), *(n for n in stats if n not in addresses)]
     found = [seen(name, addresses.get(name, ()), stats[name]) for name in names]
-    chosen = data_plane(found, launch.get("interface"), settings(node, launch)["found"])
+    environment = settings(node, launch)["found"]
+    chosen = data_plane(found, launch.get("interface"), environment)
     used = {*chosen["names"], *chosen["idle"]}
     shown = [i for i in found if i["name"] in used or reachable(i)]
     for one in shown:
         one["kind"] = kind(node, one["name"])
         one["members"] = members(node, one, stats)
-    if is_exclusion(chosen):
+    if is_unnamed(chosen):
         put_aside(chosen, [i for i in shown if i["name"] in chosen["names"]])
+    several = len(chosen["names"]) + len(chosen["aside"]) > 1
+    if several and chosen["why"] == NCCLS and not tcp_only(environment) and node.listdir(RDMA):
+        only_meet(chosen, [one["name"] for one in found])
     return Network(interfaces=shown, data_plane=chosen)
 
 
-def is_exclusion(chosen: DataPlane) -> bool:
-    """Whether the data plane is all that a rule such as `^lo,docker` does not leave out."""
-    return chosen["why"].startswith(f"{IFNAME}=^")
+def is_unnamed(chosen: DataPlane) -> bool:
+    """Whether the data plane is all that a rule such as `^lo,docker` leaves, or NCCL's own."""
+    return chosen["why"] == NCCLS or chosen["why"].startswith(f"{IFNAME}=^")
+
+
+def only_meet(chosen: DataPlane, order: Sequence[str]) -> None:
+    """Leave in a data plane what counts where RDMA carries the data: where ranks meet.
+
+    IPoIB's interfaces stay: they are rails, whatever their packets are.
+    """
+    first = min([*chosen["names"], *chosen["aside"]], key=order.index)
+    chosen["aside"] = [name for name in chosen["aside"] if name == first]
+    if not first.startswith(NCCL_ORDER[0]):
+        chosen["names"] = chosen["names"][:1]
 
 
 def put_aside(chosen: DataPlane, found: Sequence[Interface]) -> None:
@@ -132,18 +153,23 @@ def kind(node: Node, name: str) -> str:
     files = node.listdir(f"{CLASS}/{name}") or ()
     for file, word in KINDS.items():
         if file in files:
-            return word
+            return OUTER_BRIDGE if word == "bridge" and leads_out(node, name) else word
     lines = (node.read(f"{CLASS}/{name}/uevent") or "").splitlines()
     return next((line[8:] for line in lines if line.startswith("DEVTYPE=")), "virtual")
 
 
+def leads_out(node: Node, bridge: str) -> bool:
+    """Whether a bridge has a port that leads out of the node, besides those of containers."""
+    return any(kind(node, port) in OUTER for port in node.listdir(f"{CLASS}/{bridge}/brif") or ())
+
+
 def members(node: Node, one: Interface, stats: Mapping[str, Any]) -> list[Member]:
-    """Return the interfaces within a bond, or within the bond that a VLAN lies on.
+    """Return the interfaces within a bond, or within the bond that a VLAN or bridge lies on.
 
     Source: bonding/slaves (kernel's bonding.rst), lower_* (sysfs-class-net).
     """
     bonds = [one["name"]] if one["kind"] == "bond" else []
-    if one["kind"] == "vlan":
+    if one["kind"] in {"vlan", OUTER_BRIDGE}:
         files = node.listdir("{}/{}".format(CLASS, one["name"])) or ()
         bonds = [file[len(LOWER) :] for file in files if file.startswith(LOWER)]
     return [
@@ -163,8 +189,8 @@ def data_plane(
 ) -> DataPlane:
     """Return the interfaces that `launch.interface` names, or else those that NCCL would take.
 
-    NCCL opens its sockets on all interfaces that NCCL_SOCKET_IFNAME matches; without it, the
-    first one is taken here, which is where its ranks meet.
+    NCCL opens its sockets on all interfaces that NCCL_SOCKET_IFNAME matches, or that the first of
+    its own rules matches at all; its ranks meet on the first one.
     Source: NCCL 2.30 ncclFindInterfaces (src/misc/socket.cc), ncclOsFindInterfaces
     (src/os/linux.cc): running interfaces with an IPv4 or IPv6 address, ::1 not counted;
     a value of one character is ignored. Older ones do not set virbr apart. NCCL_COMM_ID, which may
@@ -189,9 +215,7 @@ def data_plane(
         ]
         return chosen
     tried = ([i for i in usable if selects(rule, i["name"])] for rule in NCCL_ORDER)
-    return plane(
-        next(filter(None, tried), [])[:1], "NCCL's choice", "no interface is up and has an address"
-    )
+    return plane(next(filter(None, tried), []), NCCLS, "no interface is up and has an address")
 
 
 def plane(chosen: Sequence[Interface], why: str, problem: str) -> DataPlane:
@@ -205,7 +229,7 @@ def plane(chosen: Sequence[Interface], why: str, problem: str) -> DataPlane:
         problem="" if chosen else problem,
     )
     outer = [one for one in chosen if reachable(one)]
-    if outer and is_exclusion(found):
+    if outer and is_unnamed(found):
         found["names"] = [one["name"] for one in outer]
         found["aside"] = [one["name"] for one in chosen if one not in outer]
         found["address"] = reachable(outer[0])
@@ -245,6 +269,12 @@ def matches(entry: str, name: str) -> bool:
     """Whether one entry means this name; what follows a colon is a port's number."""
     word = entry.split(":")[0]
     return name == word[1:] if word.startswith("=") else name.startswith(word)
+
+
+def meeting_address(found: Network) -> str:
+    """Return the address by which other nodes reach this one: the data plane's, if it has one."""
+    others = (reachable(one) for one in found["interfaces"] if one["kind"] not in INNER)
+    return found["data_plane"]["address"] or next(filter(None, others), "")
 
 
 def main_interfaces(found: Network) -> list[Interface]:

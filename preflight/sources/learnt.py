@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from preflight.node.mounts import Mounts
-from preflight.node.net import IFNAME, INNER, Network, main_interfaces, reachable
+from preflight.node.net import IFNAME, INNER, NCCLS, Interface, Network, main_interfaces, reachable
 from preflight.node.nvml import Gpus
 from preflight.report.folding import some
 
@@ -53,7 +53,7 @@ def learnt(
         networks: likewise, of `preflight.node.net.interfaces`.
         mounts: likewise, of `preflight.node.mounts.mounts`.
     """
-    planes = {node: main_interfaces(fact) for node, fact in networks.items()}
+    planes = {node: _plane(fact) for node, fact in networks.items()}
     names = {node: [one["name"] for one in plane] for node, plane in planes.items()}
     mtus = {node: plane[0]["mtu"] for node, plane in planes.items() if plane}
     entries = _shared([*mounts.values()])
@@ -104,6 +104,12 @@ def _is_whole(fact: Gpus) -> bool:
     return not (fact["error"] or fact["driverless"] or lost or lacking)
 
 
+def _plane(fact: Network) -> list[Interface]:
+    """Return the data plane; where NCCL is left to choose, its first interface stands for all."""
+    found = main_interfaces(fact)
+    return found[:1] if fact["data_plane"]["why"] == NCCLS else found
+
+
 def _interface(nodes: int, names: Mapping[str, Sequence[str]]) -> Seen:
     words = {node: " and ".join(several) or "none" for node, several in names.items()}
     seen = _alike(nodes, words)
@@ -124,7 +130,7 @@ def _others(networks: Mapping[str, Network]) -> list[str]:
         if not chosen["why"].startswith(IFNAME):
             for one in fact["interfaces"]:
                 outer = one["running"] and reachable(one) and one["kind"] not in INNER
-                if outer and one["name"] not in chosen["names"]:
+                if outer and one["name"] not in chosen["names"][:1]:
                     found[one["name"]] = None
     return [*found]
 

@@ -51,6 +51,14 @@ class NetworkFaults(Nodes):
         self._undo(self.run, node, "ip", "link", "del", ends[0])
         self.machines[node].run("ip", "-batch", "-", stdin="\n".join(lines))
 
+    def add_interface(self, node: str, name: str, subnet: str) -> None:
+        """Put the node on one more network, over eth0 (macvlan)."""
+        number = self.names.index(node) + 1
+        lines = [f"link add link eth0 name {name} type macvlan mode bridge"]
+        lines += [f"addr add {subnet}.{number}/24 dev {name}", f"link set {name} up"]
+        self._undo(self.run, node, "ip", "link", "del", name)
+        self.machines[node].run("ip", "-batch", "-", stdin="\n".join(lines))
+
     def drop(
         self,
         node: str,

@@ -53,15 +53,17 @@ def test_rules_of_names(rule: str, expected: list[str]) -> None:
     assert [name for name in usable if selects(rule, name)] == expected
     setting = Setting(value=rule, source="launch.env")
     names = data_plane(NODE, None, {"NCCL_SOCKET_IFNAME": setting})["names"]
-    assert names == (expected if len(rule) > 1 else ["eth0"])
+    assert names == (expected if len(rule) > 1 else ["eth0", "eth1", "eth10"])
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (NODE, ["eth0"]),
-        ([*NODE, interface("ib0", "10.9.0.1")], ["ib0"]),
-        ([*NODE, interface("ib0", "10.9.0.1", running=False)], ["eth0"]),
+        (NODE, ["eth0", "eth1", "eth10"]),
+        ([*NODE, interface("ib0", "10.9.0.1"), interface("ib1", "10.9.1.1")], ["ib0", "ib1"]),
+        ([*NODE, interface("ib0", "fe80::9")], ["ib0"]),
+        ([*NODE[:4], interface("ib0", "10.9.0.1", running=False)], ["eth0"]),
+        ([interface("usb0", "169.254.1.2"), *NODE[:4]], ["eth0"]),
         (NODE[:3], ["docker0"]),
         (NODE[:2], ["lo"]),
         (NODE[1:2], ["virbr0"]),

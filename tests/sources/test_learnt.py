@@ -115,7 +115,8 @@ def test_a_container_that_is_given_a_part_of_the_machine_is_whole() -> None:
     ],
 )
 def test_a_data_plane_that_is_not_one_interface(names: list[str], why: str) -> None:
-    assert seen(net={"a": network(*names), "b": network(*names)}).interface == Seen(None, why)
+    net = {node: network(*names, why="NCCL_SOCKET_IFNAME=eth (the shell)") for node in "ab"}
+    assert seen(net=net).interface == Seen(None, why)
 
 
 def test_an_interface_that_is_one_of_several_is_only_suggested() -> None:
@@ -124,6 +125,8 @@ def test_an_interface_that_is_one_of_several_is_only_suggested() -> None:
         Seen("eth0", "NCCL would pick eth0; eth1 is there too", is_sure=False),
         Seen(1500, "of eth0; eth1 is there too"),
     )
+    both = {node: network("eth0", "eth1") for node in "ab"}
+    assert seen(net=both).interface == seen(net=net).interface
     several = [{"name": f"eth{place}"} for place in range(1, 6)]
     for count, words in (
         (2, "eth1 and eth2"),
