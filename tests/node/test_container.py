@@ -14,7 +14,7 @@ import pytest
 
 from preflight.api import Unobservable
 from preflight.node.container import LOOK, by_hand, look
-from preflight.node.launch import settings
+from preflight.node.launch import Settings, settings
 from preflight.node.replay import Replay
 from preflight.node.toolbox import Toolbox
 
@@ -76,8 +76,8 @@ def test_the_containers_own_precedence(path: Path) -> None:
     (home / "job.conf").write_text("NCCL_ALGO=file\nNCCL_DEBUG=file\nNCCL_PROTO=file\n")
     env = {"NCCL_DEBUG": "inventory", "NCCL_CONF_FILE": f"{home}/job.conf"}
     found = settings(Toolbox(), {**LAUNCH, "env": env, "user": "nobody"})
-    assert found == {
-        "found": {
+    assert found == Settings(
+        found={
             "NCCL_ALGO": {"value": "container", "source": "docker container train"},
             "NCCL_CONF_FILE": {"value": f"{home}/job.conf", "source": "launch.env"},
             "NCCL_DEBUG": {"value": "inventory", "source": "launch.env"},
@@ -86,11 +86,11 @@ def test_the_containers_own_precedence(path: Path) -> None:
                 "source": f"{home}/job.conf of docker container train",
             },
         },
-        "idle": [],
-        "unreadable": [],
-        "container": "docker container train",
-        "unseen": "",
-    }
+        idle=[],
+        unreadable=[],
+        container="docker container train",
+        unseen="",
+    )
 
 
 def test_a_file_that_the_containers_user_may_not_read() -> None:
@@ -121,13 +121,13 @@ def test_why_it_cannot_be_looked_into(answer: dict[str, Any], words: str) -> Non
         look(node, CONTAINER, {})
     assert str(raised.value) == why
     env = {"NCCL_ALGO": "Ring"}
-    assert settings(node, {**LAUNCH, "env": env}) == {
-        "found": {"NCCL_ALGO": {"value": "Ring", "source": "launch.env"}},
-        "idle": [],
-        "unreadable": [],
-        "container": "docker container train",
-        "unseen": why,
-    }
+    assert settings(node, {**LAUNCH, "env": env}) == Settings(
+        found={"NCCL_ALGO": {"value": "Ring", "source": "launch.env"}},
+        idle=[],
+        unreadable=[],
+        container="docker container train",
+        unseen=why,
+    )
 
 
 def test_limits_that_are_not_all_there() -> None:
