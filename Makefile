@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
 .PHONY: demo test check picture packages clean
+# Packages go before what needs them, whatever -j says.
+.NOTPARALLEL:
 
 demo: $(VENV)/installed
 	@$(BIN)/preflight demo
