@@ -1,0 +1,165 @@
+"""Pairs of nodes: which are tried, and who is to blame where some of them fail. Pure.
+
+A pair is directed: (a, b) is a towards b. Exercises ask whom each node meets (`partners`,
+`rounds`), judges who explains the bad pairs (`blame`).
+Sent to nodes: stdlib only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Iterable, Mapping, NamedTuple, Sequence, Tuple
+
+from preflight.api import some
+
+ALL_UP_TO = 64
+"""Nodes of which all pairs are tried; beyond, a sample."""
+MEETS = 8
+"""Nodes that each one meets at least in a sample, besides the master. A node whose pairs with eight
+others all fail is at fault, for that eight others are so at once is not to be expected."""
+TOLERATED = 10
+"""Of so many of its pairs one may work, and a node or direction is still to blame for the others:
+what fails may do so most of the time only."""
+
+Pair = Tuple[str, str]
+
+
+def partners(nodes: Sequence[str], master: str = "") -> dict[str, list[str]]:
+    """Return by node whom it goes to: all others, of many nodes a sample.
+
+    In a sample each node goes to others at four distances around the circle, and is gone to from
+    as many; and each one and the master go to each other.
+    """
+    count = len(nodes)
+    if count <= ALL_UP_TO:
+        return {node: [other for other in nodes if other != node] for node in nodes}
+    # Far apart, so that a rack of neighbours meets others than itself.
+    steps = {1, count // 7 + 1, count // 3 + 1, count // 2 - 1}
+    found = {
+        node: dict.fromkeys(nodes[(place + step) % count] for step in sorted(steps))
+        for place, node in enumerate(nodes)
+    }
+    for node in nodes if master in found else ():
+        if node != master:
+            found[node].setdefault(master)
+            found[master].setdefault(node)
+    return {node: list(others) for node, others in found.items()}
+
+
+def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
+    """Return rounds in which no node is twice: all pairs, in one direction each.
+
+    N-1 rounds of an even number of nodes, N of an odd one (the circle method).
+    """
+    ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    found = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        facing = zip(ring[:half], reversed(ring[half:]))
+        found.append([(one, other) for one, other in facing if one and other])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return found
+
+
+class Culprit(NamedTuple):
+    """What explains some bad pairs."""
+
+    kind: str
+    """`node` (all of its pairs), `out` or `in` (all that go out from it, or come to it), `pair`
+    (both ways between two), `way` (one way between two), `group` (between it and the rest), or
+    `cluster` (all there are)."""
+    nodes: tuple[str, ...]
+    """Who; of a pair or way both ends, of a group its members."""
+    pairs: frozenset[Pair]
+    """The bad pairs that it explains."""
+
+
+def blame(tried: Mapping[Pair, bool]) -> list[Culprit]:
+    """Return the fewest culprits that explain all bad pairs, that with most pairs first.
+
+    Not both ends of one bad pair: whoever is blamed has all of its pairs bad, but for one of ten,
+    or of a direction; what no node explains stays with the pair.
+
+    Args:
+        tried: whether each pair that was tried is good.
+    """
+    bad = {pair for pair, good in tried.items() if not good}
+    left, found = set(bad), []
+    candidates = list(suspects(tried, bad)) if bad else []
+    while left:
+        # The first of equals: the least is claimed that will do.
+        best = max(candidates, key=lambda one: len(one.pairs & left) - one.against(bad))
+        found.append(Culprit(best.kind, best.nodes, frozenset(best.pairs & left)))
+        left -= best.pairs
+    return found
+
+
+class Suspect(NamedTuple):
+    """A culprit that may be, and all pairs that would then be bad."""
+
+    kind: str
+    nodes: tuple[str, ...]
+    pairs: frozenset[Pair]
+
+    def against(self, bad: AbstractSet[Pair]) -> int:
+        """Return how many of its pairs are good, which speaks against it."""
+        return len(self.pairs - bad)
+
+
+def suspects(tried: Mapping[Pair, bool], bad: AbstractSet[Pair]) -> Iterable[Suspect]:
+    """Yield who may be to blame, those of whom the least is claimed first."""
+    for a, b in sorted(bad):
+        yield Suspect("way", (a, b), frozenset({(a, b)}))
+        if a < b and (b, a) in bad:
+            yield Suspect("pair", (a, b), frozenset({(a, b), (b, a)}))
+    ends: dict[str, dict[str, set[Pair]]] = {"out": {}, "in": {}, "node": {}}
+    for pair in tried:
+        for kind, node in (("out", pair[0]), ("in", pair[1]), *(("node", end) for end in pair)):
+            ends[kind].setdefault(node, set()).add(pair)
+    for kind, of in ends.items():
+        for node, pairs in sorted(of.items()):
+            if len(pairs - bad) * TOLERATED <= len(pairs):
+                yield Suspect(kind, (node,), frozenset(pairs))
+    nodes = sorted(ends["node"])
+    for members in groups(tried, nodes):
+        across = frozenset(p for p in tried if (p[0] in members) != (p[1] in members))
+        if across and across <= bad:
+            yield Suspect("group", tuple(sorted(members)), across)
+    if len(bad) == len(tried):
+        yield Suspect("cluster", tuple(nodes), frozenset(bad))
+
+
+def groups(tried: Mapping[Pair, bool], nodes: Sequence[str]) -> list[set[str]]:
+    """Return sets of two or more nodes that are joined by good pairs, but for the largest."""
+    joined: dict[str, set[str]] = {node: {node} for node in nodes}
+    for (a, b), good in tried.items():
+        if good and joined[a] is not joined[b]:
+            small, large = sorted((joined[a], joined[b]), key=len)
+            large |= small
+            for node in small:
+                joined[node] = large
+    sets = sorted({id(one): one for one in joined.values()}.values(), key=len)
+    return [one for one in sets[:-1] if len(one) > 1]
+
+
+def stricken(culprits: Sequence[Culprit], nodes: Sequence[str]) -> dict[str, Culprit]:
+    """Return by node the gravest culprit that its row is about; of a pair the first end alone."""
+    found: dict[str, Culprit] = {}
+    for culprit in culprits:
+        on = culprit.nodes[:1] if culprit.kind in ("pair", "way") else culprit.nodes
+        for node in on:
+            found.setdefault(node, culprit)
+    return {node: found[node] for node in nodes if node in found}
+
+
+def told(culprit: Culprit, node: str, verb: str = "reach") -> str:
+    """Return in words what is wrong with the pairs of a culprit, for the row of a node."""
+    others: list[str] = [one for one in culprit.nodes if one != node]
+    return {
+        "node": f"it and the other nodes do not {verb} each other",
+        "out": f"it does not {verb} the other nodes",
+        "in": f"the other nodes do not {verb} it",
+        "pair": f"it and {some(others)} do not {verb} each other",
+        "way": f"it does not {verb} {some(others)}",
+        "group": f"{some(culprit.nodes)} {verb} each other and none of the other nodes",
+        "cluster": f"the nodes do not {verb} each other",
+    }[culprit.kind]
