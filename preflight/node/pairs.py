@@ -111,21 +111,26 @@ def suspects(tried: Mapping[Pair, bool], bad: AbstractSet[Pair]) -> Iterable[Sus
         yield Suspect("way", (a, b), frozenset({(a, b)}))
         if a < b and (b, a) in bad:
             yield Suspect("pair", (a, b), frozenset({(a, b), (b, a)}))
-    ends: dict[str, dict[str, set[Pair]]] = {"out": {}, "in": {}, "node": {}}
-    for pair in tried:
-        for kind, node in (("out", pair[0]), ("in", pair[1]), *(("node", end) for end in pair)):
-            ends[kind].setdefault(node, set()).add(pair)
+    ends = by_end(tried)
     for kind, of in ends.items():
         for node, pairs in sorted(of.items()):
             if len(pairs - bad) * TOLERATED <= len(pairs):
                 yield Suspect(kind, (node,), frozenset(pairs))
-    nodes = sorted(ends["node"])
-    for members in groups(tried, nodes):
+    for members in groups(tried, list(ends["node"])):
         across = frozenset(p for p in tried if (p[0] in members) != (p[1] in members))
         if across and across <= bad:
             yield Suspect("group", tuple(sorted(members)), across)
     if len(bad) == len(tried):
-        yield Suspect("cluster", tuple(nodes), frozenset(bad))
+        yield Suspect("cluster", tuple(sorted(ends["node"])), frozenset(bad))
+
+
+def by_end(tried: Iterable[Pair]) -> dict[str, dict[str, set[Pair]]]:
+    """Return the pairs by `out`, `in` and `node`, and by the node where they begin, end, or both."""
+    ends: dict[str, dict[str, set[Pair]]] = {"out": {}, "in": {}, "node": {}}
+    for pair in tried:
+        for kind, node in (("out", pair[0]), ("in", pair[1]), *(("node", end) for end in pair)):
+            ends[kind].setdefault(node, set()).add(pair)
+    return ends
 
 
 def groups(tried: Mapping[Pair, bool], nodes: Sequence[str]) -> list[set[str]]:
