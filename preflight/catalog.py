@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from preflight.api import LEVELS, Check, Expect, Want
+from preflight.api import LEVELS, Check, Expect
 from preflight.errors import ConfigError
 
 MODULES = "preflight.checks"
@@ -63,13 +63,12 @@ class Loaded:
         """The name it is loaded under, on both sides."""
         return f"{MODULES}.{self.id}"
 
-    def call(self, want: Want) -> tuple[str, str, tuple[Any, ...]]:
+    def call(self, args: Sequence[Any]) -> tuple[str, str, tuple[Any, ...]]:
         """Return module, function and arguments of its probe."""
         probe = self.check.probe
         if probe is None:
             raise TypeError(f"{self.id} has no probe")
-        args = tuple(self.check.args(want)) if self.check.args else ()
-        return probe.__module__, probe.__name__, args
+        return probe.__module__, probe.__name__, tuple(args)
 
     @property
     def evidence(self) -> str:
@@ -236,7 +235,9 @@ def load_file(path: Path) -> Loaded:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # foreign code: whatever it raises is its row
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code: whatever it raises, also to exit, is its row
         raise ConfigError(
             f"{path}:{line_of(error, path)}: does not import: {words_of(error)}"
         ) from error

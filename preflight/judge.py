@@ -70,9 +70,12 @@ def judge_check(
     """Return one check's verdict of every node."""
     verdicts: dict[str, Verdict] = {}
     values = {}
+    args = asked(one, want)
     for node, fact in facts.items():
         if node not in there and one.id != REACH:
             verdicts[node] = skip("not reached")
+        elif isinstance(args, Verdict):
+            verdicts[node] = args
         elif fact is not None and "value" in fact:
             values[node] = fact["value"]
         else:
@@ -86,7 +89,8 @@ def judge_check(
         found = dict.fromkeys(values, compared) if crash else compared
     else:
         found = {}
-    return verdicts | {node: checked(one, found.get(node)) for node in values}
+    said = {node: guarded(one, checked, one, found.get(node)) for node in values}
+    return verdicts | said
 
 
 def outdated(one: Loaded, was: Want, now: Want) -> str:
@@ -109,18 +113,33 @@ def outdated(one: Loaded, was: Want, now: Want) -> str:
 
 
 def asked(one: Loaded, want: Want) -> Any:
-    """Return all that a check's facts depend on, besides the nodes; a Verdict if `args` crashes."""
+    """Return all that a check's facts depend on, besides the nodes: a probe's arguments.
+
+    A Verdict if `args` crashes, or gives what cannot be sent to a node.
+    """
     args = one.check.args
     if args:
-        return guarded(one, lambda _, want: list(args(want)), None, want)
+        return guarded(one, lambda: plain([*args(want)]))
     return [want.launch] if one.check.exercise else []
 
 
-def guarded(one: Loaded, function: Any, facts: Any, want: Want) -> Any:
-    """Return what a judge says, or the verdict that it crashed."""
+def plain(value: Any) -> Any:
+    """Return a value as it is after JSON.
+
+    Raises:
+        TypeError: it holds what JSON does not have.
+        ValueError: it holds a number or text that JSON cannot write.
+    """
+    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+
+
+def guarded(one: Loaded, function: Any, *given: Any) -> Any:
+    """Return what a function of a check gives, or the verdict that it crashed."""
     try:
-        return function(facts, want)
-    except Exception as error:  # noqa: BLE001 - a judge that crashes is a row, not the end of the run
+        return function(*given)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a judge that crashes, or exits, is a row
         trace = tuple(traceback.format_exception(error))
         return unknown(f"bug in check {one.id}: {type(error).__name__}: {error}", details=trace)
 
@@ -136,13 +155,14 @@ def is_whole(said: Verdict) -> bool:
     """Whether a verdict has what its type promises, and can be written as JSON."""
     if said.status not in STATUSES or said.scope not in SCOPES or not said.summary:
         return False
-    many = (said.details, said.peers)
+    many = [said.details, said.peers]
+    many += [ids for ids in (said.explains, said.explained_by) if ids is not None]
     if not all(isinstance(texts, (list, tuple)) for texts in many):
         return False
-    texts = [said.summary, said.fix or "", said.reproduce or "", *said.details, *said.peers]
-    values = [texts, said.observed, said.expected]
+    texts = [said.summary, *(text for text in (said.fix, said.reproduce) if text is not None)]
+    texts += [text for some in many for text in some]
     try:
-        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
+        plain([texts, said.observed, said.expected])
     except (TypeError, ValueError):
         return False
     return all(isinstance(text, str) for text in texts)

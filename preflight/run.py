@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from preflight.api import Reply, Want
+from preflight.api import Reply, Verdict, Want
 from preflight.catalog import ALWAYS, Loaded
 from preflight.errors import ConfigError, TransportError
 from preflight.fanout import fan_out
 from preflight.fleet import Fleet
 from preflight.inventory import Cluster, NodeSpec
+from preflight.judge import asked, plain
 from preflight.no_agent import AgentError
 from preflight.payload import Payload
 from preflight.session import DEADLINE, Pending, Session
@@ -205,7 +206,10 @@ def plan_errand(checks: Sequence[Loaded], want: Want, deadline: float) -> Errand
     for one in checks:
         if one.check.probe is None:
             continue
-        call = one.call(want)
+        args = asked(one, want)
+        if isinstance(args, Verdict):
+            continue  # that it crashes is told when it is judged
+        call = one.call(args)
         known = calls[one.check.needs_root].setdefault(one.evidence, call)
         if known != call:
             raise ConfigError(
@@ -303,21 +307,41 @@ def exercise(one: Loaded, fleet: Fleet, want: Want) -> dict[str, Reply]:
     """Return an exercise's facts by node; one that crashes has a problem for every node."""
     begun = time.monotonic()
     found: dict[str, Any] = {}
-    # The catalogue has seen that it has one.
-    error = attempt(lambda: found.update(one.check.exercise(fleet, want)))  # type: ignore[misc]
+
+    def drive() -> None:
+        # The catalogue has seen that it has one.
+        found.update(one.check.exercise(fleet, want))  # type: ignore[misc]
+        for node in found.keys() - set(want.nodes):
+            raise KeyError(f"it has facts of {node!r}, which is no node")
+
+    error = attempt(drive)
     if error is not None:
-        trace = "".join(traceback.format_exception(error))
-        bug = {"kind": "bug", "message": f"{type(error).__name__}: {error}", "traceback": trace}
-        return dict.fromkeys(want.nodes, Reply(None, bug))
+        return dict.fromkeys(want.nodes, bug(error))
     seconds = round(time.monotonic() - begun, 4)
-    return {node: Reply(value, None, seconds) for node, value in found.items()}
+    return {node: kept(value, seconds) for node, value in found.items()}
 
 
-def attempt(job: Callable[[], object]) -> Exception | None:
+def kept(value: Any, seconds: float) -> Reply:
+    """Return what an exercise found of a node, as a report keeps it and as it is judged again."""
+    values: list[Any] = []
+    error = attempt(lambda: values.append(plain(value)))
+    return bug(error) if error else Reply(values[0], None, seconds)
+
+
+def bug(error: BaseException) -> Reply:
+    """Return the answer of a check that crashed."""
+    trace = "".join(traceback.format_exception(error))
+    message = f"{type(error).__name__}: {error}"
+    return Reply(None, {"kind": "bug", "message": message, "traceback": trace})
+
+
+def attempt(job: Callable[[], object]) -> BaseException | None:
     """Return what a job raised, whatever it was: one node's trouble, or one check's, is a row."""
     try:
         job()
-    except Exception as error:  # noqa: BLE001 - never the end of the run
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - never the end of the run, also if it exits
         return error
     return None
 

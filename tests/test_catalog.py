@@ -24,6 +24,9 @@ CHECK = Check(probe=probe, judge=judge{more})
 """
 
 
+EXITS = "class Leave(BaseException):\n    pass\n\n\nraise Leave('now')\n"
+
+
 def problem(folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         catalog.load([folder])
@@ -97,7 +100,14 @@ def test_a_file_of_another_encoding(tmp_path: Path) -> None:
 def test_files_that_are_no_checks(tmp_path: Path, aloud: Aloud) -> None:
     path = write(tmp_path, "site.rack", "x = 1")
     told = [problem(tmp_path)]
-    for text in ("def (", "import nosuchmodule", "x = {}['rack']", "raise SystemExit", "1 / 0"):
+    for text in (
+        "def (",
+        "import nosuchmodule",
+        "x = {}['rack']",
+        "raise SystemExit",
+        "1 / 0",
+        EXITS,
+    ):
         path.write_text(text)
         told.append(problem(tmp_path))
     path.rename(path.with_name("Rack-1.py"))

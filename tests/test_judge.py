@@ -91,12 +91,14 @@ def test_compare_that_forgets_a_node(tmp_path: Path) -> None:
     }
 
 
-def test_compare_that_crashes(tmp_path: Path) -> None:
-    one = made(tmp_path, "site.one", COMPARE.format(body="1 / 0"))
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("exit(0)", "SystemExit: 0")],
+)
+def test_compare_that_crashes(tmp_path: Path, body: str, why: str) -> None:
+    one = made(tmp_path, "site.one", COMPARE.format(body=body))
     found = said(one, {"a": {"value": 1}, "b": {"value": 1}})
-    assert set(found.values()) == {
-        ("unknown", "bug in check site.one: ZeroDivisionError: division by zero")
-    }
+    assert set(found.values()) == {("unknown", f"bug in check site.one: {why}")}
 
 
 ARGS = """
@@ -153,6 +155,33 @@ def test_facts_for_another_want(
 ) -> None:
     one = made(tmp_path, "site.one", code.format(more=more))
     assert outdated(one, Want({"port": 1}), Want(launch, expect)) == why
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ("[want.expect['mtu']]", "KeyError: 'mtu'"),
+        ("exit()", "SystemExit: None"),
+        ("5", "TypeError: Value after * must be an iterable, not int"),
+        ("[{1, 2}]", "TypeError: Object of type set is not JSON serializable"),
+    ],
+)
+def test_arguments_that_crash(tmp_path: Path, args: str, why: str) -> None:
+    one = made(tmp_path, "site.one", ARGS.format(more=f", args=lambda want: {args}"))
+    found = said(one, {"a": {"value": 1}})
+    assert found == dict.fromkeys("ab", ("unknown", f"bug in check site.one: {why}"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["fix=5", "reproduce=0", "explains='network.port'", "explained_by=5", "observed=nested(5000)"],
+)
+def test_a_verdict_that_is_none(tmp_path: Path, more: str) -> None:
+    code = ARGS.format(more="").replace("ok(", "fail(").replace('fine"', f'x", {more}')
+    nested = "def nested(n):\n    x = []\n    for _ in range(n):\n        x = [x]\n    return x\n"
+    found = said(made(tmp_path, "site.one", nested + code), {"a": {"value": 1}})
+    assert found["a"][0] == "unknown"
+    assert found["a"][1].startswith("bug in check site.one: ")
 
 
 def test_nodes_not_reached_and_skipped_checks(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from preflight.api import Unobservable, Want
 from preflight.catalog import Loaded
 from preflight.errors import ConfigError
 from preflight.inventory import Cluster, NodeSpec
+from preflight.judge import asked
 from preflight.node.replay import Replay
 from preflight.recording import Recording, Taken, load, take
 from preflight.transport import Transport
@@ -39,7 +40,7 @@ def taken_from(
 def as_replayed(one: Loaded, node: Any, want: Want) -> dict[str, Any]:
     """Return what a probe makes of a recording, in the form of `Taken.facts`."""
     assert one.check.probe
-    args = one.call(want)[2]
+    args = asked(one, want)
     try:
         return {"value": json.loads(json.dumps(one.check.probe(Replay(node), *args)))}
     except Unobservable as statement:

@@ -75,6 +75,14 @@ def exercise(fleet, want):
     + JUDGE
     + "CHECK = Check(exercise=exercise, judge=judge)"
 )
+EXERCISE = (
+    """
+def exercise(fleet, want):
+    return {body}
+"""
+    + JUDGE
+    + "CHECK = Check(exercise=exercise, judge=judge)"
+)
 REACH = catalog.load()["access.ssh"]
 
 
@@ -289,3 +297,39 @@ def test_a_user_whom_the_machine_knows_no_name_of() -> None:
         [sys.executable, "-c", NAMELESS], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("54321\n", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("exit(0)", "SystemExit: 0"),
+        ("[5]", "TypeError: cannot convert dictionary update sequence element #0 to a sequence"),
+        ("{5: 1}", "KeyError: 'it has facts of 5, which is no node'"),
+        ("{n: {1, 2} for n in fleet.nodes}", "TypeError: Object of type set is not JSON"),
+        ("{n: float('nan') for n in fleet.nodes}", "ValueError: Out of range float values"),
+        ("{n: '\\udcff' for n in fleet.nodes}", "UnicodeEncodeError: 'utf-8' codec"),
+    ],
+)
+def test_an_exercise_that_crashes_is_a_row(tmp_path: Path, body: str, why: str) -> None:
+    checks = [made(tmp_path, "made.echo", ECHO)]
+    checks.append(made(tmp_path, "made.one", EXERCISE.replace("{body}", body)))
+    found, _ = outcome(checks)
+    for grid in statuses(found, checks).values():
+        assert grid["made.echo"] == ("pass", "here")
+        assert grid["made.one"][0] == "unknown"
+        assert grid["made.one"][1].startswith(f"bug in check made.one: {why}")
+
+
+def test_an_exercise_is_judged_by_what_the_report_keeps(tmp_path: Path) -> None:
+    one = made(tmp_path, "made.one", EXERCISE.replace("{body}", "{'b': {5: ('x',)}}"))
+    found, _ = outcome([one])
+    assert found.facts["made.one"] == {"b": {"value": {"5": ["x"]}}}
+
+
+def test_arguments_that_crash_are_a_row(tmp_path: Path) -> None:
+    code = ECHO.replace("timeout_s=60", "args=lambda want: exit()")
+    checks = [made(tmp_path, "made.echo", ECHO), made(tmp_path, "made.one", code)]
+    found, _ = outcome(checks, ["a"])
+    assert statuses(found, checks)["a"]["made.echo"] == ("pass", "here")
+    wrong = ("unknown", "bug in check made.one: SystemExit: None")
+    assert statuses(found, checks)["a"]["made.one"] == wrong

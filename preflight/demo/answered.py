@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from preflight.api import Want
 from preflight.catalog import Loaded
+from preflight.judge import asked
 from preflight.node.replay import Replay, Unrecorded
 from preflight.recording import Recording
 from preflight.run import attempt
@@ -31,7 +32,7 @@ def why_not(one: Loaded, recording: Recording, want: Want) -> str:
         missing = set(traffic(one.check.exercise)) - set(recorded(recording.exercises))
         return NO_TRAFFIC if missing else ""
     probe, replay = one.check.probe, Replay(recording.node.model_dump(exclude_unset=True))
-    error = attempt(lambda: probe(replay, *one.call(want)[2]))  # type: ignore[misc]
+    error = attempt(lambda: probe(replay, *asked(one, want)))  # type: ignore[misc]
     if isinstance(error, Unrecorded):
         return f"the recording has no answer to {error.question}"
     return ""
