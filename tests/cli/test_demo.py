@@ -284,6 +284,7 @@ def test_what_the_recordings_do_not_answer() -> None:
     assert unanswered(checks, [healthy, no_name, no_dial], want) == {
         "access.identity": "the recording has no answer to uname",
         "software.os": "the recording has no answer to uname",
+        "storage.mounts": "the recording has no answer to uname",
         "network.port": "simulated: no traffic was recorded",
     }
 
