@@ -108,9 +108,9 @@ class Suspect(NamedTuple):
 def suspects(tried: Mapping[Pair, bool], bad: AbstractSet[Pair]) -> Iterable[Suspect]:
     """Yield who may be to blame, those of whom the least is claimed first."""
     for a, b in sorted(bad):
+        both = frozenset({(a, b), (b, a)}) & bad
         yield Suspect("way", (a, b), frozenset({(a, b)}))
-        if a < b and (b, a) in bad:
-            yield Suspect("pair", (a, b), frozenset({(a, b), (b, a)}))
+        yield Suspect("pair", (min(a, b), max(a, b)), both)
     ends = by_end(tried)
     for kind, of in ends.items():
         for node, pairs in sorted(of.items()):
@@ -125,7 +125,7 @@ def suspects(tried: Mapping[Pair, bool], bad: AbstractSet[Pair]) -> Iterable[Sus
 
 
 def by_end(tried: Iterable[Pair]) -> dict[str, dict[str, set[Pair]]]:
-    """Return the pairs by `out`, `in` and `node`, and by the node where they begin, end, or both."""
+    """Return the pairs that begin at a node (`out`), end there (`in`), or do either (`node`)."""
     ends: dict[str, dict[str, set[Pair]]] = {"out": {}, "in": {}, "node": {}}
     for pair in tried:
         for kind, node in (("out", pair[0]), ("in", pair[1]), *(("node", end) for end in pair)):
