@@ -54,7 +54,7 @@ REASONS = {
     errno.ENETUNREACH: (
         "network unreachable",
         "network unreachable",
-        "see `ip route` on this machine: no route leads to that network",
+        "no route leads there: see `ip route` where it is dialled from, and on the routers between",
     ),
     errno.ECONNRESET: (
         "reset",

@@ -10,7 +10,10 @@ from tests.cluster.nodes import ALIAS, BRIDGE, PORT, SUBNET, Nodes
 
 PYTHON = "/usr/bin/python3"
 
-Refusal = Literal["tcp reset", "admin-prohibited", "host-unreachable", "port-unreachable"]
+Refusal = Literal[
+    "tcp reset", "admin-prohibited", "host-unreachable", "net-unreachable", "port-unreachable"
+]
+FLAGS = "tcp flags & (fin | syn | rst | ack) =="
 
 # Says `ready` once it listens; answers nobody.
 LISTENER = """
@@ -97,18 +100,21 @@ class NetworkFaults(Nodes):
         udp: str,
         device: str | None = None,
     ) -> None:
-        table = f"fault{next(self._numbers)}"
         origin = self.machines[source].address if source in self.machines else source
         match = f"ip saddr {origin} " if origin else ""
         match += f"iifname {device} " if device else ""
-        rules = f"""table ip {table} {{ chain faults {{
-            type filter hook {hook} priority 0
-            {match}tcp dport {port} tcp flags & (fin | syn | rst | ack) == syn {tcp}
-            {match}udp dport {port} {udp}
-            }}
-        }}"""
-        self.machines[node].run("nft", "-f", "-", stdin=rules)
+        syn = f"tcp dport {port} {FLAGS} syn"
+        self._rules(node, hook, f"{match}{syn} {tcp}", f"{match}udp dport {port} {udp}")
+
+    def _rules(self, node: str, hook: str, *rules: str) -> None:
+        table, lines = f"fault{next(self._numbers)}", "\n".join(rules)
+        chain = f"chain faults {{ type filter hook {hook} priority 0\n{lines}\n}}"
+        self.machines[node].run("nft", "-f", "-", stdin=f"table ip {table} {{ {chain}\n}}")
         self._undo(self.run, node, "nft", "delete", "table", "ip", table)
+
+    def reset(self, node: str, port: int) -> None:
+        """Accept TCP connections to a port and cut each at once."""
+        self._rules(node, "input", f"tcp dport {port} {FLAGS} ack reject with tcp reset")
 
     def drop_ssh(self, node: str) -> None:
         """Filter the SSH port: a connection gets no answer."""

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from preflight.errors import TransportError
 from tests.checks_made import write
 from tests.cluster.blame import causes, results, summary
 from tests.cluster.machine import wait_until
 from tests.cluster.testbed import Testbed
+from tests.messages.aloud import Aloud
 
 
 def test_a_healthy_cluster_is_ready_without_a_warning(bed: Testbed) -> None:
@@ -64,6 +66,13 @@ def test_a_node_that_cannot_be_reached_is_a_row(bed: Testbed, fault: str) -> Non
     assert report["causes"][0]["fix"]
 
 
+SAYS_NO: dict[str, Callable[[Testbed], object]] = {
+    "no route": lambda bed: bed.reject("tb2", 22, "host-unreachable"),
+    "network unreachable": lambda bed: bed.reject("tb2", 22, "net-unreachable"),
+    "reset": lambda bed: bed.reset("tb2", 22),
+}
+
+
 def test_each_way_of_being_unreachable_has_its_own_words(bed: Testbed) -> None:
     bed.stop_sshd("tb1")
     bed.drop_ssh("tb2")
@@ -73,6 +82,17 @@ def test_each_way_of_being_unreachable_has_its_own_words(bed: Testbed) -> None:
     _, report = bed.report("run", str(inventory))
     said = [summary(report, "access.ssh", node) for node in bed.names]
     assert len({words.replace(node, "") for node, words in zip(bed.names, said, strict=True)}) == 4
+
+
+@pytest.mark.parametrize("kind", SAYS_NO)
+def test_a_network_that_says_no(bed: Testbed, kind: str, aloud: Aloud) -> None:
+    SAYS_NO[kind](bed)
+    done, report = bed.report("run", str(bed.inventory()), "--only", "access")
+    assert (done.returncode, causes(report)) == (1, [("node", "access.ssh", ["tb2"])])
+    (cause,) = report["causes"]
+    (row,) = [r for r in report["results"] if (r["check"], r["node"]) == ("access.ssh", "tb2")]
+    assert row["observed"] == kind
+    aloud(TransportError(row["observed"], row["summary"], cause["fix"]), about=kind)
 
 
 def test_noise_at_login_is_a_warning_only(bed: Testbed) -> None:

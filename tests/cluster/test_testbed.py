@@ -149,6 +149,7 @@ def test_drop_from_one_node_only(bed: Testbed) -> None:
         ("tcp reset", errno.ECONNREFUSED),
         ("admin-prohibited", errno.EHOSTUNREACH),
         ("host-unreachable", errno.EHOSTUNREACH),
+        ("net-unreachable", errno.ENETUNREACH),
         ("port-unreachable", errno.ECONNREFUSED),
     ],
 )
@@ -156,6 +157,15 @@ def test_reject(bed: Testbed, with_: str, code: int) -> None:
     bed.hold_port("tb1")
     bed.reject("tb1", 29500, with_)  # type: ignore[arg-type]  # from the list above
     assert dial(bed, "tb1", 29500) == code
+
+
+def test_reset_of_what_was_accepted(bed: Testbed) -> None:
+    bed.hold_port("tb1")
+    bed.reset("tb1", 29500)
+    assert dial(bed, "tb1", 29500) == errno.ECONNRESET
+    bed.restore()
+    bed.hold_port("tb1")
+    assert dial(bed, "tb1", 29500) == 0
 
 
 def test_unplugged_node_does_not_answer(bed: Testbed) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from preflight.transport.dial import REASONS
 from tests.messages.aloud import TESTS, read
 
 PACKAGE = TESTS.parent / "preflight"
@@ -118,6 +119,15 @@ def test_the_golden_file_has_every_message() -> None:
     }
     assert {words: missing[words] for words in missing.keys() - LEFT} == {}
     assert LEFT.keys() - missing == set()
+
+
+def test_the_golden_file_has_every_reason_of_a_connect() -> None:
+    missing = [
+        kind
+        for kind, words, _ in REASONS.values()
+        if not any(line.startswith(f"[{kind}] ") and words in line for line in LINES)
+    ]
+    assert missing == []
 
 
 def test_the_golden_file_has_nothing_that_no_test_says() -> None:
