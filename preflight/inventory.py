@@ -248,8 +248,13 @@ def load_text(text: str, source: str, expects: Sequence[Expect] = ()) -> Cluster
     return cluster
 
 
-def check_ids(cluster: Cluster, known: Collection[str]) -> None:
+def check_ids(cluster: Cluster, known: Collection[str], kept: str) -> None:
     """Refuse checks that the inventory names and that are not known.
+
+    Args:
+        cluster: from a file.
+        known: ids and groups.
+        kept: the check that no run leaves out.
 
     Raises:
         ConfigError: as `load`.
@@ -266,6 +271,8 @@ def check_ids(cluster: Cluster, known: Collection[str]) -> None:
         if name not in known:
             advice = nearest(name, known) or "; `preflight checks` lists them"
             document.blame(where, f"there is no check {shown(name)}{advice}")
+        elif where[1] == "skip" and f"{kept}.".startswith(f"{name}."):
+            document.blame(where, f"{shown(name)} includes {kept}, which cannot be left out")
     document.refuse_problems()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from preflight.yaml_lines import Document, Where, nearest, shortened, shown
+from preflight.yaml_lines import Document, Where, near, nearest, shortened, shown
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -92,12 +92,19 @@ def first_problem(error: ValidationError, around: Where = (), most: int | None =
 
 def _blame_all(document: Document, model: type[BaseModel], error: ValidationError) -> set[Where]:
     blamed = {problem.where for problem in document.problems}
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    meant = {
+        (*where[:-1], near(str(where[-1]), _keys_around(model, where)))
+        for where in (detail["loc"] for detail in details if detail["type"] == "extra_forbidden")
+    }
+    for detail in details:
         where = detail["loc"]
         # pydantic counts only the items that are right
         if where in blamed or (detail["type"] == "too_short" and detail["input"]):
             continue
         blamed.add(where)
+        if detail["type"] == "missing" and where in meant:
+            continue  # it is there, misspelt
         if detail["type"] == "missing" and where in document.empty:
             document.blame(where, "has no value; give one")
         elif detail["type"] == "missing":
@@ -158,9 +165,14 @@ def _advice(words: str, value: object, wanted: str) -> str:
 
 
 def _unknown_key(model: type[BaseModel], where: Where) -> str:
-    around = next(_models(_annotation(model, where[:-1])))
-    near = nearest(str(where[-1]), around.model_fields)
-    return f"unknown key{near or '; known are ' + (', '.join(around.model_fields) or 'none')}"
+    known = _keys_around(model, where)
+    advice = nearest(str(where[-1]), known)
+    return f"unknown key{advice or '; known are ' + (', '.join(known) or 'none')}"
+
+
+def _keys_around(model: type[BaseModel], where: Where) -> Collection[str]:
+    """Return the keys that there can be beside one."""
+    return next(_models(_annotation(model, where[:-1]))).model_fields
 
 
 def _annotation(model: type[BaseModel], where: Where) -> Any:

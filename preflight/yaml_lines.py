@@ -137,8 +137,13 @@ def shortened(words: str) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `, did you mean 'port'?`, or nothing where no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=NEAR)
-    return f", did you mean {near[0]!r}?" if near else ""
+    meant = near(word, known)
+    return f", did you mean {meant!r}?" if meant else ""
+
+
+def near(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that somebody may have meant."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=NEAR)), None)
 
 
 def read_text(path: Path) -> str:

@@ -208,6 +208,7 @@ def test_a_folder_without_a_check(tmp_path: Path, name: str, aloud: Aloud) -> No
         "ssh:\n  python: it's\n",
         "expect:\n  mtu: -1\n",
         "checks:\n  skip: {access.ssh: no}\n",
+        "checks:\n  skip:\n    access: no\n",
         "checks:\n  require: [nothing]\n",
         "ssh:\n  key: other.yaml\n",
     ],

@@ -283,7 +283,7 @@ def test_check_dirs_are_told_before_the_rest_is_right(
 def test_example(example_file: Path) -> None:
     known = catalog.load()
     cluster = load(example_file, known.expects)
-    check_ids(cluster, known)
+    check_ids(cluster, known, "access.ssh")
     home = example_file.parent
     assert [node.name for node in cluster.nodes] == [*expand("gpu[01-04,06-08]"), "here"]
     assert cluster.nodes[0].ssh.key == home / ".ssh/id_ed25519"
@@ -377,17 +377,16 @@ def test_check_ids(aloud: Aloud) -> None:
     told = []
     for allowed in ([], ["network.prot"], ["network.prot", "colour"]):
         with pytest.raises(ConfigError) as caught:
-            check_ids(cluster, known + allowed)
+            check_ids(cluster, known + allowed, "access.ssh")
         told.append(caught.value)
     aloud(*told)
-    check_ids(cluster, [*known, "network.prot", "colour", "gpu.fabrik"])
-    check_ids(
-        cluster.model_copy(update={"fanout": 2}), [*known, "network.prot", "colour", "gpu.fabrik"]
-    )
+    every = [*known, "network.prot", "colour", "gpu.fabrik"]
+    check_ids(cluster, every, "access.ssh")
+    check_ids(cluster.model_copy(update={"fanout": 2}), every, "access.ssh")
 
 
 def test_this_machine_names_no_checks() -> None:
-    check_ids(this_machine(), ())
+    check_ids(this_machine(), (), "access.ssh")
     assert [node.name for node in this_machine().nodes] == ["localhost"]
 
 

@@ -65,7 +65,7 @@ def loaded(
     text = read_text(source)
     known = catalog.load([*inventory.check_dirs(text, str(source)), *dirs])
     cluster = inventory.load_text(text, str(source), known.expects)
-    inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}])
+    inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}], REACH)
     return known, cluster
 
 
@@ -111,7 +111,7 @@ def skipped(cluster: Cluster, known: Catalog) -> dict[str, str]:
     return {
         check_id: why
         for word, why in cluster.checks.skip.items()
-        for check_id in skippable(key, word, known)
+        for check_id in words(key, [word], known)
     }
 
 
