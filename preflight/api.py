@@ -357,6 +357,8 @@ class Check(Generic[F]):
     `args` gives a probe its arguments from what the inventory wants: JSON-able, the same for all.
     Of an exercise it says what its facts depend on; left out: on all of `launch`.
     `explains` names checks whose failures can follow from this one's; a verdict may narrow it.
+    `pairs` gives of facts about pairs of nodes what came of each, by both nodes: a word or two,
+    nothing where it is good. The report shows it beside the cause.
     """
 
     probe: Callable[..., F] | None = None
@@ -369,6 +371,7 @@ class Check(Generic[F]):
     needs_root: bool = False
     expects: tuple[Expect, ...] = ()
     explains: tuple[str, ...] = ()
+    pairs: Callable[[Mapping[str, F]], Mapping[str, Mapping[str, str]]] | None = None
 
 
 def same_everywhere(

@@ -11,7 +11,7 @@ from preflight import __version__, causes
 from preflight.api import FAIL, SKIP, UNKNOWN, WARN, Want
 from preflight.catalog import Catalog, Loaded
 from preflight.inventory import Waiver
-from preflight.judge import Cell, Evidence, judge, outdated
+from preflight.judge import Cell, Evidence, guarded, judge, outdated
 from preflight.report import model
 
 EXIT_CODES = {"ready": 0, "not_ready": 1, "undetermined": 3}
@@ -52,7 +52,7 @@ def build(
     results = [
         result(cell, waiver_of(cell, waivers, policy.today), seconds(facts, cell)) for cell in cells
     ]
-    found = [cause(one) for one in causes.find(cells)]
+    found = [cause(one, facts.evidence) for one in causes.find(cells)]
     theirs = of_others(found, results)
     # An expired waiver is a warning of the nodes that it was for.
     ended = {w.node for w in waivers if policy.fail_on_warn and w.until < policy.today}
@@ -180,7 +180,7 @@ def overall(verdicts: Sequence[model.RunVerdict]) -> model.RunVerdict:
     return "ready"
 
 
-def cause(found: causes.Cause) -> model.Cause:
+def cause(found: causes.Cause, evidence: Evidence) -> model.Cause:
     """Return a cause as the report has it."""
     return model.Cause(
         kind=found.kind,
@@ -189,7 +189,26 @@ def cause(found: causes.Cause) -> model.Cause:
         summary=found.summary,
         explains=[model.Explained(check=c.check.id, node=c.node) for c in found.explains],
         fix=found.fix,
+        pairs=bad_pairs(found.check, evidence),
     )
+
+
+def bad_pairs(one: Loaded, evidence: Evidence) -> dict[str, dict[str, str]]:
+    """Return what came of the pairs that are bad, by both nodes, of a check on pairs."""
+    known = evidence.get(one.evidence, {})
+    facts = {node: fact["value"] for node, fact in known.items() if "value" in fact}
+    told = one.check.pairs
+    if told is None or not facts:
+        return {}
+
+    def bad() -> dict[str, dict[str, str]]:
+        rows = {
+            a: {b: str(word) for b, word in by.items() if word} for a, by in told(facts).items()
+        }
+        return {node: by for node, by in rows.items() if by}
+
+    said = guarded(one, bad)
+    return said if isinstance(said, dict) else {}
 
 
 def again(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from preflight.api import FAIL, UNKNOWN, WARN
 from preflight.catalog import Manual
 from preflight.judge import REACH
+from preflight.report import pairs
 from preflight.report.folding import out_of, some
 from preflight.report.grouping import by
 from preflight.report.model import Cause, Report, Result
@@ -53,6 +54,7 @@ def causes(page: Page, report: Report, manuals: Mapping[str, Manual], verbose: b
         page.blank()
         check = found.cause.check
         page.heading(str(number), who(found, report), summary(found), check)
+        pairs.matrix(page, found.cause.pairs, [node.name for node in report.nodes])
         consequences(page, found, report)
         if check in manuals and check not in explained:
             page.wrap(first_sentence(manuals[check].why), "why:")

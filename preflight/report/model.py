@@ -133,6 +133,8 @@ class Cause(Model):
     summary: str
     explains: list[Explained]
     fix: str | None
+    pairs: dict[str, dict[str, str]] = {}
+    """What came of the pairs that are bad, by both nodes; of a check on pairs."""
 
 
 class Report(Model):
