@@ -11,7 +11,7 @@ Fix: log in by hand with the same user and key, and mend what it says.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from preflight.api import Check, Fleet, Verdict, Want, fail, ok, unknown, warn
 
@@ -33,29 +33,36 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mapping[str, Any]]:
 
 
 def compare(facts: Mapping[str, Mapping[str, Any]], want: Want) -> dict[str, Verdict]:
-    hints: dict[str, set[str]] = defaultdict(set)
+    hints: dict[str, list[str]] = defaultdict(list)
     for one in facts.values():
         if not one["reached"]:
-            hints[one["kind"]].add(one["hint"])
-    together = {kind: fix for kind, fix in TOGETHER.items() if len(hints[kind]) > 1}
-    return {node: judge(one, together.get(one.get("kind", ""))) for node, one in facts.items()}
+            hints[one["kind"]].append(one["hint"])
+    return {node: judge(node, one, hints[one.get("kind", "")]) for node, one in facts.items()}
 
 
-def judge(facts: Mapping[str, Any], together: str | None) -> Verdict:
-    if not facts["reached"] and facts["kind"] in OURS:
-        details = tuple(facts.get("traceback", "").splitlines())
-        return unknown(facts["message"], fix=facts["hint"], details=details)
-    if not facts["reached"] and together:
-        own = (facts["hint"],)
-        return fail(facts["message"], observed=facts["kind"], fix=together, details=own)
-    if not facts["reached"]:
-        return fail(facts["message"], observed=facts["kind"], fix=facts["hint"] or None)
+def judge(node: str, facts: Mapping[str, Any], hints: Sequence[str]) -> Verdict:
+    """Judge one node; `hints` are those of all nodes with its kind of failure."""
+    if facts["reached"]:
+        return greeted(node, facts)
+    kind, hint = facts["kind"], facts["hint"]
+    details: tuple[str, ...] = ()
+    if kind in OURS:
+        trace = tuple(facts.get("traceback", "").splitlines())
+        return unknown(facts["message"], fix=hint, details=trace)
+    if len(set(hints)) > 1 and kind in TOGETHER:
+        hint, details = TOGETHER[kind], (hint,)
+    elif len(hints) == 1:
+        hint = hint.replace("ssh NODE", f"ssh {node}")
+    return fail(facts["message"], observed=kind, fix=hint or None, details=details)
+
+
+def greeted(node: str, facts: Mapping[str, Any]) -> Verdict:
     noise = facts.get("noise", "")
     if noise:
         return warn(
             "the login shell prints to standard output: " + noise[:80],
             fix="let start files print only when the shell is interactive",
-            reproduce="ssh NODE true",
+            reproduce=f"ssh {node} true",
         )
     return ok("logged in as {} to {}".format(facts["user"], facts["address"]))
 

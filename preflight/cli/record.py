@@ -76,7 +76,8 @@ def command(
     try:
         taken = recording.take(spec, transport, checks, want, LIMIT_S)
     except (TransportError, AgentError) as error:
-        options.say("; ".join(filter(None, (f"{node}: {error.message}", error.hint))))
+        hint = error.hint.replace("ssh NODE", f"ssh {node}")
+        options.say("; ".join(filter(None, (f"{node}: {error.message}", hint))))
         return UNDETERMINED
     today = dt.datetime.now(dt.timezone.utc).date()
     document = {
