@@ -37,6 +37,7 @@ from preflight.node.net import (
     Interface,
     Network,
     by_names,
+    comparable,
     interfaces,
     main_interfaces,
     reachable,
@@ -57,7 +58,7 @@ NAME_IT = "name it for all nodes: launch.interface, or NCCL_SOCKET_IFNAME in lau
 def compare(facts: Mapping[str, Network], want: Want) -> dict[str, Verdict]:
     used = {node: main_interfaces(fact) for node, fact in facts.items()}
     usual = usual_choice(facts)
-    paced, fewer = pace(used, want), rails(used, facts)
+    paced, fewer = pace(comparable(facts), want), rails(used, facts)
     away = any(fact["data_plane"]["address"] for fact in facts.values())
     verdicts = {}
     for node, fact in facts.items():

@@ -23,8 +23,8 @@ from preflight.node.net import (
     NCCLS,
     Interface,
     Network,
+    comparable,
     interfaces,
-    main_interfaces,
     strayed,
     usual_choice,
 )
@@ -36,7 +36,7 @@ WHICH = "see which are the right interfaces, name them (launch.interface), and g
 
 
 def compare(facts: Mapping[str, Network], want: Want) -> dict[str, Verdict]:
-    used = {node: main_interfaces(fact) for node, fact in facts.items()}
+    used = comparable(facts)
     values = {node: mtus(found) for node, found in used.items() if found}
     verdicts = same_everywhere(values, "MTU", want.get("expect.mtu"), shown)
     usual = usual_choice(facts)

@@ -282,6 +282,23 @@ def main_interfaces(found: Network) -> list[Interface]:
     return by_names(found, found["data_plane"]["names"])
 
 
+def comparable(facts: Mapping[str, Network]) -> dict[str, list[Interface]]:
+    """Return the interfaces of each node's data plane that others can be compared with.
+
+    Where nobody named them, one node may have more than another: then those that all have.
+    """
+    used = {node: main_interfaces(fact) for node, fact in facts.items()}
+    there = [{one["name"] for one in found} for found in used.values() if found]
+    unnamed = any(fact["data_plane"]["why"] == NCCLS for fact in facts.values())
+    if not unnamed or len({len(names) for names in there}) < 2:
+        return used
+    common = set.intersection(*there)
+    return {
+        node: [one for one in found if one["name"] in common] or found[:1]
+        for node, found in used.items()
+    }
+
+
 def by_names(found: Network, names: Sequence[str]) -> list[Interface]:
     """Return interfaces by their names, in that order."""
     by_name = {one["name"]: one for one in found["interfaces"]}
