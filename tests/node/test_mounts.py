@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from preflight.api import Visit
-from preflight.node.mounts import mounts, parsed
+from preflight.node.mounts import mounts, own_names, parsed
+from preflight.node.replay import Replay
 from preflight.node.toolbox import Toolbox
 
 
@@ -41,3 +42,10 @@ def test_a_source_without_a_name_is_empty() -> None:
     mount = parsed("36 35 0:40 / /a\\134b rw - tmpfs  rw,size=4k")
     assert mount["path"] == "/a\\b"
     assert (mount["source"], mount["options"]) == ("", ["rw", "size=4k"])
+
+
+def test_a_node_goes_by_its_host_name_where_its_addresses_are_not_told() -> None:
+    refused = {"unobservable": "psutil could not be loaded"}
+    uname = {"node": "gpu01.lan", "release": "", "version": "", "machine": ""}
+    node = Replay({"uname": {"": uname}, "psutil": {"net_if_addrs": refused}})
+    assert own_names(node) == ["gpu01", "gpu01.lan"]
