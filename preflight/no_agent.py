@@ -13,6 +13,9 @@ NOT_FOUND = re.compile(r"not found|unknown command", re.IGNORECASE)
 NO_SHELL = re.compile(r"not available|nologin|restricted", re.IGNORECASE)
 """What nologin (util-linux, shadow) and restricted shells say (rbash: `exec: restricted`)."""
 
+MOST_HEARD = 200
+"""Characters of each stream that a message repeats."""
+
 
 class AgentError(NodeError):
     """The agent did not start on a node that was reached."""
@@ -59,7 +62,7 @@ def no_start(said: str, noise: str, late_s: float | None, python: str | None) ->
         late_s: how long it was waited for; None: it has ended.
         python: the inventory's, if any.
     """
-    heard = "; ".join(part for part in (said, noise) if part)
+    heard = words(said, noise)
     what = "ended" if late_s is None else f"no answer {late_s:g} s after the command was sent"
     told = f"; the node said: {heard}" if heard else ""
     hint = (
@@ -76,9 +79,18 @@ def no_start(said: str, noise: str, late_s: float | None, python: str | None) ->
     return AgentError("no agent", message, hint)
 
 
+def words(said: str, noise: str) -> str:
+    """Return what was heard: the end of standard error, the beginning of standard output."""
+    if len(said) > MOST_HEARD:
+        said = f"...{said[-MOST_HEARD:]}"
+    if len(noise) > MOST_HEARD:
+        noise = f"{noise[:MOST_HEARD]}..."
+    return "; ".join(part for part in (said, noise) if part)
+
+
 def no_sudo(said: str, noise: str, late_s: float | None) -> AgentError:
     """Return the error of an agent that sudo did not start; arguments as of `no_start`."""
-    heard = "; ".join(part for part in (said, noise) if part)
+    heard = words(said, noise)
     without = "or leave ssh.become out: checks that need root are then skipped"
     if late_s is not None:
         told = f"; it said: {heard}" if heard else ""

@@ -52,7 +52,13 @@ BEGAN_AT = time.time() - time.monotonic()
 class Pending:
     """A call on its way: what came of it so far."""
 
-    def __init__(self, number: int, timeout_s: float, cut: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        timeout_s: float,
+        cut: bool = False,
+        heard: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self.number = number
         self.timeout_s = timeout_s
         self.cut = cut
@@ -61,6 +67,8 @@ class Pending:
         """When it is late (monotonic); known once it is sent."""
         self.since = math.inf
         """When it was sent; never of the agent's hello, for who is not there cannot be asked."""
+        self._heard = heard
+        """When anything came from the node."""
         self.sent_at = self.heard_at = now()
         self.ready: Mapping[str, Any] | None = None
         self.frame: Mapping[str, Any] | None = None
@@ -87,6 +95,9 @@ class Pending:
             if not (self.cut and found.problem and found.problem["kind"] == "timeout"):
                 return found
         why = DEADLINE if self.cut else f"no answer in {self.timeout_s:g} s"
+        quiet_s = time.monotonic() - max(self.since, self._heard())
+        if quiet_s >= QUIET_S:
+            why += f", and the node was silent for {quiet_s:.0f} s"
         return Reply(None, {"kind": "timeout", "message": why})
 
 
@@ -177,7 +188,8 @@ class Session:
         left = self._deadline - time.monotonic()
         asked, frames = [], []
         for (module, function, args), limit_s in zip(calls, limits_s, strict=True):
-            pending = Pending(next(self._ids), min(limit_s, left), left < limit_s)
+            limits = (min(limit_s, left), left < limit_s)
+            pending = Pending(next(self._ids), *limits, lambda: self._heard_at)
             frame = {"id": pending.number, "module": module, "function": function}
             frame |= {"args": list(args), "timeout_s": pending.timeout_s}
             asked.append(pending)
@@ -196,7 +208,7 @@ class Session:
 
     def answer(self, pending: Pending) -> Reply:
         """Wait for the answer of an asked call; never raises."""
-        self._wait(pending, lambda: pending.frame)
+        self._wait(pending, lambda: pending.frame is not None)
         with self._news:
             self._pending.pop(pending.number, None)
             return pending.reply
@@ -206,7 +218,7 @@ class Session:
     ) -> Running | Reply:
         """Start an open call; a `Reply` with the problem if it could not be put in place."""
         pending = self.ask(module, function, args, timeout_s, opened=True)
-        self._wait(pending, lambda: pending.ready is not None or pending.frame)
+        self._wait(pending, lambda: pending.ready is not None or pending.frame is not None)
         if pending.ready is not None:
             return Running(self, pending, pending.ready)
         return self.answer(pending)
@@ -244,22 +256,26 @@ class Session:
             self._ended.wait(END_S)
         self._stream.close()
 
-    def _wait(self, pending: Pending, done: Callable[[], object]) -> None:
+    def _wait(self, pending: Pending, done: Callable[[], bool]) -> None:
         """Wait until a call has what is awaited, or is late, or its node is lost."""
-        while not self._waited(pending, done):
-            ping = {"id": next(self._ids), "module": AGENT, "function": "ping", "args": []}
-            # Who holds it is stuck on the same node.
+        since = pending.since
+        while not self._waited(pending, since, done):
+            since = time.monotonic()
+            # Who holds it has a limit of its own, and may only be slow: look again in a while.
             if self._sending.acquire(blocking=False):
+                ping = {"id": next(self._ids), "module": AGENT, "function": "ping", "args": []}
+                with self._news:
+                    self._asked_at = since
                 with contextlib.suppress(TransportError):
                     self._stream.send(wire.encode(ping), ALIVE_S)
                 self._sending.release()
 
-    def _waited(self, pending: Pending, done: Callable[[], object]) -> bool:
+    def _waited(self, pending: Pending, since: float, done: Callable[[], bool]) -> bool:
         """Wait; false if the node is to be asked first whether it is still there."""
         with self._news:
             while not done():
                 now = time.monotonic()
-                quiet_from = max(self._heard_at, pending.since) + QUIET_S
+                quiet_from = max(self._heard_at, since) + QUIET_S
                 asked = self._asked_at > self._heard_at
                 limit = self._asked_at + ALIVE_S if asked else quiet_from
                 if now >= pending.due:
@@ -267,7 +283,6 @@ class Session:
                 if now >= limit and asked:
                     self._lose(silence(now - max(self._heard_at, self._asked_at - QUIET_S)))
                 elif now >= limit:
-                    self._asked_at = now
                     return False
                 else:
                     self._news.wait(min(pending.due, limit) - now)
@@ -309,7 +324,7 @@ class Session:
         )
 
     def _hello(self, pending: Pending) -> dict[str, Any]:
-        self._wait(pending, lambda: pending.frame)
+        self._wait(pending, lambda: pending.frame is not None)
         with self._news:
             self._pending.pop(0, None)
             frame = pending.frame
@@ -320,7 +335,7 @@ class Session:
             raise old_python(self._python, executable, old)
         if frame is not None and "problem" not in frame:
             raise no_python(self._python)
-        if self._lost and self._lost.kind == "lost":
+        if self._lost and self._lost.kind != "ended":
             raise self._lost
         late_s = pending.timeout_s if frame is None else None
         said = one_line(self._stream.stderr_tail())
@@ -332,8 +347,9 @@ class Session:
         """Take what the node wrote, as `preflight.transport.Listener` has it."""
         try:
             self._deliver([*self._decoder.feed(data)])
-        except wire.Flood:
-            why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB"
+        except wire.Flood as flood:
+            why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB: "
+            why += f"{printable(str(flood))}..."
             hint = "see what the login shell's start files print: ssh NODE true"
             self._lose(TransportError("flood", why, hint))
             return False

@@ -14,10 +14,12 @@ NOISE_CAP = 4096
 """Bytes of noise that are kept, for the message when no agent answers."""
 LINE_CAP = 4 << 20
 """Bytes of one line: an agent caps its answers at 1 MiB, so more is not an agent's."""
+FLOOD_SHOWN = 60
+"""Bytes of it that are told: enough to know what wrote it."""
 
 
 class Flood(Exception):
-    """A node sends a line without end; its stream cannot be read further."""
+    """A node sends a line without end; its stream cannot be read further. Says how it begins."""
 
 
 def encode(frame: Mapping[str, Any]) -> bytes:
@@ -46,7 +48,7 @@ class Decoder:
         self._buffer += data
         if b"\n" not in data:
             if len(self._buffer) > LINE_CAP:
-                raise Flood
+                raise Flood(self._buffer[:FLOOD_SHOWN].decode("utf-8", "replace"))
             return
         *lines, rest = self._buffer.split(b"\n")
         self._buffer = rest
