@@ -317,7 +317,7 @@ def flaws_of_expects(expects: Any, around: str = "expects") -> Iterator[str]:
     kinds = [kind.__name__ for kind in KINDS]
     for key, times in Counter(str(one.key) for one in expects).items():
         if not NAME.fullmatch(key) or key.startswith("model_"):
-            yield f"{around}: the key {key!r} must be small letters, digits and _, without model_ first"
+            yield f"{around}: the key {key!r} must be small letters, digits, _; not model_ first"
         if times > 1:
             yield f"{around}: the key {key!r} is there {times} times"
     for one in expects:

@@ -348,8 +348,8 @@ class Session:
         try:
             self._deliver([*self._decoder.feed(data)])
         except wire.Flood as flood:
-            why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB: "
-            why += f"{printable(str(flood))}..."
+            why = f"the node sent a line of more than {wire.LINE_CAP >> 20} MiB, "
+            why += f"it begins with '{printable(str(flood))}'"
             hint = "see what the login shell's start files print: ssh NODE true"
             self._lose(TransportError("flood", why, hint))
             return False
