@@ -325,6 +325,11 @@ class Fleet(Protocol):
     ) -> Mapping[str, Reply]:
         """Run it on several nodes at once, each with its own arguments."""
 
+    def start_all(
+        self, function: Callable[..., Any], args: Mapping[str, Sequence[Any]], timeout_s: float = 10
+    ) -> ContextManager[Mapping[str, Running | Reply]]:
+        """As `start`, on several nodes at once, each with its own arguments."""
+
     def start(
         self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
     ) -> ContextManager[Running | Reply]:

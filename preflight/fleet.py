@@ -64,6 +64,31 @@ class Fleet:
         return {node: found.get(node, late) for node in args}
 
     @contextlib.contextmanager
+    def start_all(
+        self, function: Callable[..., Any], args: Mapping[str, Sequence[Any]], timeout_s: float = 10
+    ) -> Iterator[Mapping[str, Running | Reply]]:
+        """Start a function that stays on several nodes at once, each with its own arguments."""
+
+        def one(node: str) -> Running | Reply:
+            module, name = function.__module__, function.__name__
+            return self._sessions[node].start(module, name, args[node], timeout_s)
+
+        def over(node: str) -> None:
+            running = found[node]
+            if isinstance(running, Running):
+                running.stop()
+
+        late = Reply(None, {"kind": "timeout", "message": DEADLINE})
+        found: dict[str, Running | Reply] = dict.fromkeys(args, late)
+        try:
+            for done in fan_out(one, tuple(args), WIDTH, self._deadline):
+                found[done.item] = done.result
+            yield found
+        finally:
+            for _ in fan_out(over, tuple(args), WIDTH, self._deadline):
+                pass
+
+    @contextlib.contextmanager
     def start(
         self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
     ) -> Iterator[Running | Reply]:

@@ -11,7 +11,7 @@ import select
 import socket
 import struct
 import time
-from typing import Any, TypedDict
+from typing import Any, Sequence, TypedDict
 
 from preflight.api import Absent, Node, Opened, Unobservable
 
@@ -21,6 +21,10 @@ CONNECT_S = 4.0
 """Linux sends a lost SYN again after 1 s and 3 s. An address that does not answer ARP it gives up
 after three tries of 1 s (arp(7)), and says so: that is to be heard."""
 ECHO_S = 3.0
+MAPPED = "::ffff:"
+"""Begins the address of an IPv4 client on a listener for both families."""
+STRANGERS = 64
+"""Different ones that are kept."""
 CLIENTS = 1024
 """Connections that a listener holds at once; more are turned away."""
 RESULTS = {
@@ -56,6 +60,15 @@ class Listener(TypedDict):
     holder: Holder | None
 
 
+class Stranger(TypedDict):
+    """Who came to a listener of ours without our secret."""
+
+    address: str
+    port: int
+    """Of the listener."""
+    count: int
+
+
 class Dial(TypedDict):
     """What came of connecting to our own listener on another node."""
 
@@ -73,14 +86,19 @@ def listen(node: Node, opened: Opened, port: int, ask: str, answer: str) -> List
     try:
         listener = bound(port)
     except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, str(error))
-        return Listener(
-            error=name, holder=holder(node, port) if error.errno == errno.EADDRINUSE else None
-        )
+        return unopened(node, port, error)
     with listener:
         opened.ready({})
-        serve(listener, opened, ask.encode(), answer.encode())
+        serve([listener], opened, ask.encode(), answer.encode())
     return Listener(error="", holder=None)
+
+
+def unopened(node: Node, port: int, error: OSError) -> Listener:
+    """Return why a port could not be opened, and who has it."""
+    name = errno.errorcode.get(error.errno or 0, str(error))
+    return Listener(
+        error=name, holder=holder(node, port) if error.errno == errno.EADDRINUSE else None
+    )
 
 
 def bound(port: int) -> socket.socket:
@@ -113,65 +131,104 @@ def opened_on(family: int, address: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, opened: Opened, ask: bytes, answer: bytes) -> None:
-    """Answer until told to stop.
-
-    Connections are reset, so that no TIME_WAIT of ours stays on the port.
-    """
-    poller = select.poll()
-    clients: dict[int, socket.socket] = {}
-    heard: dict[int, bytes] = {}
-    poller.register(listener, select.POLLIN)
-    poller.register(opened, select.POLLIN)
+def serve(
+    listeners: Sequence[socket.socket], opened: Opened, ask: bytes, answer: bytes
+) -> list[Stranger]:
+    """Answer until told to stop; return who did not say what our own nodes say."""
+    reception = Reception(listeners, ask, answer)
+    poller = reception.poller
+    poller.register(opened.fileno(), select.POLLIN)
     try:
         while True:
             ready = [fd for fd, _ in poller.poll()]
-            if opened.fileno() in ready:
-                return
             for fd in ready:
-                if fd == listener.fileno():
-                    client = accepted(listener)
-                    if client is None or len(clients) == CLIENTS:
-                        close(client)
-                        continue
-                    clients[client.fileno()], heard[client.fileno()] = client, b""
-                    poller.register(client, select.POLLIN)
-                elif not attend(clients[fd], heard, ask, answer):
-                    poller.unregister(fd)
-                    close(clients.pop(fd))
+                reception.attend(fd)
+            if opened.fileno() in ready:
+                return reception.strangers()
     finally:
-        for client in clients.values():
-            close(client)
+        reception.close()
 
 
-def accepted(listener: socket.socket) -> socket.socket | None:
-    """Return a new connection, None if it is gone already."""
-    try:
-        client, _ = listener.accept()
-    except OSError:
-        return None
-    client.setblocking(False)
-    return client
+class Reception:
+    """Listeners, and who has come to them.
+
+    Connections are reset, so that no TIME_WAIT of ours stays on a port.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], ask: bytes, answer: bytes) -> None:
+        self.poller = select.poll()
+        self._ask, self._answer = ask, answer
+        self._doors = {one.fileno(): one for one in listeners}
+        self._clients: dict[int, Client] = {}
+        self._strange: dict[tuple[str, int], int] = {}
+        for fd in self._doors:
+            self.poller.register(fd, select.POLLIN)
+
+    def attend(self, fd: int) -> None:
+        """Let a client in, or hear what one says."""
+        if fd in self._doors:
+            self._welcome(self._doors[fd])
+        elif fd in self._clients and not self._hear(self._clients[fd]):
+            self.poller.unregister(fd)
+            self._part(self._clients.pop(fd))
+
+    def strangers(self) -> list[Stranger]:
+        """Return who did not say the secret, those included that are still there."""
+        while self._clients:
+            self._part(self._clients.popitem()[1])
+        return [Stranger(address=a, port=p, count=count) for (a, p), count in self._strange.items()]
+
+    def close(self) -> None:
+        """Let go of all clients."""
+        for client in self._clients.values():
+            close(client.socket)
+
+    def _welcome(self, door: socket.socket) -> None:
+        try:
+            one, there = door.accept()
+        except OSError:  # it is gone already
+            return
+        if len(self._clients) == CLIENTS:
+            close(one)
+            return
+        one.setblocking(False)
+        address = str(there[0])
+        address = address[len(MAPPED) :] if address.startswith(MAPPED) else address
+        self._clients[one.fileno()] = Client(one, (address, door.getsockname()[1]))
+        self.poller.register(one.fileno(), select.POLLIN)
+
+    def _hear(self, client: Client) -> bool:
+        """Hear what one says, and answer; False when it is done or says anything else."""
+        try:
+            data = client.socket.recv(1024)
+            client.heard += data
+            if data and client.heard == self._ask:
+                client.socket.send(self._answer)
+        except OSError:
+            return False
+        return bool(data) and self._ask.startswith(client.heard)
+
+    def _part(self, client: Client) -> None:
+        close(client.socket)
+        known, who = client.heard == self._ask, client.whence
+        if not known and (who in self._strange or len(self._strange) < STRANGERS):
+            self._strange[who] = self._strange.get(who, 0) + 1
 
 
-def attend(client: socket.socket, heard: dict[int, bytes], ask: bytes, answer: bytes) -> bool:
-    """Hear what one client says, and answer; False when it is done or says anything else."""
-    fd = client.fileno()
-    try:
-        data = client.recv(1024)
-        heard[fd] += data
-        if data and heard[fd] == ask:
-            client.send(answer)
-    except OSError:
-        return False
-    return bool(data) and ask.startswith(heard[fd])
+class Client:
+    """One that has come to a listener of ours."""
+
+    def __init__(self, one: socket.socket, whence: tuple[str, int]) -> None:
+        self.socket = one
+        self.whence = whence
+        """Its address, and our port."""
+        self.heard = b""
 
 
-def close(client: socket.socket | None) -> None:
+def close(client: socket.socket) -> None:
     """Reset a connection: nothing of it stays in the socket table."""
-    if client is not None:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.close()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
 
 
 def dial(node: Node, address: str, port: int, ask: str, answer: str) -> Dial:

@@ -1,0 +1,160 @@
+"""All nodes reach each other on random high ports, both ways.
+
+Why: only the rendezvous is on a port that is known before. NCCL, Gloo and torch then listen on
+    ports that the kernel picks; a firewall that lets through the rendezvous alone leaves the ranks
+    connected to the master, and hanging in the first collective.
+Facts: address (of the node on the data plane), ports (two that the kernel gave our listeners),
+    answers (by other node and port: what came of dialling it, which ICMP message turned it away
+    and whose). A dial is well when our listener answers a secret with another one. Above 64 nodes a
+    sample: each one meets at least eight others and the master.
+Source: bind(2), connect(2), ip(7) IP_RECVERR; ports of net.ipv4.ip_local_port_range.
+Fix: let all TCP ports through between the nodes, or net.ipv4.ip_local_port_range of all nodes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any, Mapping, TypedDict
+
+from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown
+from preflight.node.launch import wanted
+from preflight.node.mesh import Answer, addresses, briefly, dial_all, hold, in_words, message
+from preflight.node.pairs import Culprit, Pair, blame, partners, stricken, told
+from preflight.node.ports import CONNECT_S, ECHO_S, OK
+
+PORTS = 2
+"""Of each node: one could be a port that happens to be let through."""
+DIAL_S = 3 * (CONNECT_S + ECHO_S) + 5
+"""For all dials of a node: 128 are under way at once, of which all may be silent."""
+LOST = ("filtered", "unreachable", "no route")
+"""Results that a link which is down can cause too."""
+FIX = (
+    "let TCP ports {low} to {high} (net.ipv4.ip_local_port_range) through between the nodes: see"
+    " nft list ruleset, or iptables -S; in a cloud, the security group too"
+)
+LOW, HIGH = 32768, 60999
+"""Linux's own range; a node's may be another one."""
+
+
+class Mesh(TypedDict):
+    address: str
+    ports: list[int]
+    answers: dict[str, list[Answer]]
+    problem: str
+
+
+def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
+    known, problems = addresses(fleet, want)
+    facts = {
+        node: Mesh(address=known.get(node, ""), ports=[], answers={}, problem="")
+        for node in fleet.nodes
+    }
+    for node, why in problems.items():
+        facts[node]["problem"] = why
+    secrets = os.urandom(16).hex(), os.urandom(16).hex()
+    asked = dict.fromkeys(known, ([0] * PORTS, *secrets))
+    with fleet.start_all(hold, asked) as running:
+        for node, one in running.items():
+            if isinstance(one, Reply):
+                facts[node]["problem"] = message(one) or "no port could be opened"
+            else:
+                facts[node]["ports"] = [port for port in one.ready["ports"] if port]
+        there = [node for node in known if facts[node]["ports"]]
+        goes = partners(there, want.launch.get("master", ""))
+        targets = {
+            node: ({o: (known[o], facts[o]["ports"]) for o in others}, *secrets)
+            for node, others in goes.items()
+        }
+        replies = fleet.map(dial_all, targets, DIAL_S)
+    for node, reply in replies.items():
+        facts[node]["answers"] = reply.value or {}
+        facts[node]["problem"] = message(reply)
+    return facts
+
+
+# ---- judging -------------------------------------------------------------------------------
+
+
+def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
+    if len(want.nodes) == 1:
+        return {node: skip("one node alone meets no other") for node in facts}
+    tried = {(a, b): is_well(got) for a, fact in facts.items() for b, got in met(fact).items()}
+    rows = stricken(blame(tried), list(facts))
+    return {
+        node: unknown(fact["problem"])
+        if fact["problem"]
+        else failure(node, rows[node], facts)
+        if node in rows
+        else well(node, tried)
+        for node, fact in facts.items()
+    }
+
+
+def met(fact: Mesh) -> dict[str, list[Answer]]:
+    return {peer: got for peer, got in fact["answers"].items() if got}
+
+
+def is_well(got: list[Answer]) -> bool:
+    return all(one["result"] == OK for one in got)
+
+
+def well(node: str, tried: Mapping[Pair, bool]) -> Verdict:
+    """Return the verdict of a node that is not to blame for what does not work."""
+    mine = {(set(pair) - {node}).pop(): good for pair, good in tried.items() if node in pair}
+    bad = {(set(pair) - {node}).pop() for pair, good in tried.items() if node in pair and not good}
+    if not mine:
+        return unknown("no other node could be dialled")
+    if bad:
+        rest = f"; with {some(sorted(bad))} it does not, which is told there"
+        return ok(f"meets {len(mine) - len(bad)} of {len(mine)} nodes on random ports{rest}")
+    return ok(f"meets {some(sorted(mine))} on random ports, both ways")
+
+
+def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
+    """Return the verdict of a node that is to blame, or the first one of a pair."""
+    bad = [
+        one
+        for a, b in sorted(culprit.pairs)
+        for one in facts[a]["answers"].get(b, ())
+        if one["result"] != OK
+    ]
+    ((words, _),) = Counter(map(in_words, bad)).most_common(1)
+    result = Counter(one["result"] for one in bad).most_common(1)[0][0]
+    several = culprit.kind in ("pair", "way")
+    a, b = min(culprit.pairs)
+    port, address = (facts[b]["ports"] or [HIGH])[0], facts[b]["address"]
+    whole = culprit.kind == "cluster" or 2 * len(culprit.nodes) == len(facts)
+    return fail(
+        f"{told(culprit, node)} on random high ports: {words}",
+        observed=result,
+        expected=OK,
+        fix=FIX.format(low=LOW, high=HIGH),
+        reproduce=f"on {a}: nc -vz -w 3 {address} {port}, while on {b}: nc -l {port}",
+        scope="pair" if several else "cluster" if whole else "node",
+        peers=tuple(one for one in culprit.nodes if one != node) if several else (),
+        explained_by=None if result in LOST or result == "not permitted" else (),
+    )
+
+
+def pairs(facts: Mapping[str, Mesh]) -> dict[str, dict[str, str]]:
+    return {
+        node: {
+            peer: next(filter(None, map(briefly, got)), "") for peer, got in fact["answers"].items()
+        }
+        for node, fact in facts.items()
+    }
+
+
+def surroundings(want: Want) -> tuple[Any, ...]:
+    return (want.get("launch.master"), *wanted(want))
+
+
+CHECK = Check(
+    exercise=exercise,
+    args=surroundings,
+    compare=compare,
+    level="standard",
+    explains=("network.port", "collective.all_reduce", "collective.pairs"),
+    pairs=pairs,
+)

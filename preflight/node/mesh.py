@@ -1,0 +1,311 @@
+"""Own listeners on all nodes, dialled by all others at once. Sent to nodes: stdlib, Python 3.8.
+
+As `ports.py` does, it proves by a secret that it is our own listener that answers, and connects to
+no other. A dial also tells which ICMP message turned it away, and whose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any, Mapping, Sequence, TypedDict
+
+from preflight.api import Fleet, Node, Opened, Reply, Want
+from preflight.node.launch import wanted
+from preflight.node.net import Network, interfaces, meeting_address
+from preflight.node.ports import (
+    CONNECT_S,
+    ECHO_S,
+    FILTERED,
+    FOREIGN,
+    OK,
+    RESULTS,
+    SILENT,
+    Listener,
+    Stranger,
+    bound,
+    family_of,
+    serve,
+    unopened,
+)
+
+IN_FLIGHT = 128
+"""Connections that a node has under way at once: far below the usual limit of 1,024 descriptors."""
+RECVERR = {
+    int(socket.AF_INET): (socket.IPPROTO_IP, 11),
+    int(socket.AF_INET6): (socket.IPPROTO_IPV6, 25),
+}
+"""IP_RECVERR and IPV6_RECVERR of linux/in.h and in6.h: errors come with the ICMP message that says
+so; of a TCP connection that is being made since Linux 5.9 (tcp_v4_err)."""
+ERROR = "=IBBBBII"
+"""struct sock_extended_err of linux/errqueue.h: errno, origin, type, code, pad, info, data."""
+ICMP, ICMP6 = 2, 3
+"""SO_EE_ORIGIN_ICMP and SO_EE_ORIGIN_ICMP6."""
+CODES = {
+    (ICMP, 3, 0): "network unreachable",
+    (ICMP, 3, 1): "host unreachable",
+    (ICMP, 3, 2): "protocol unreachable",
+    (ICMP, 3, 3): "port unreachable",
+    (ICMP, 3, 9): "network prohibited",
+    (ICMP, 3, 10): "host prohibited",
+    (ICMP, 3, 13): "administratively prohibited",
+    (ICMP6, 1, 0): "no route",
+    (ICMP6, 1, 1): "administratively prohibited",
+    (ICMP6, 1, 3): "address unreachable",
+    (ICMP6, 1, 4): "port unreachable",
+    (ICMP6, 1, 5): "source address refused",
+    (ICMP6, 1, 6): "route rejected",
+}
+"""RFC 792, 1812 and 4443, by origin, type and code."""
+
+
+class Answer(TypedDict):
+    """What came of dialling one of our listeners."""
+
+    result: str
+    """See `preflight.node.ports.Dial`."""
+    icmp: str
+    """The ICMP message that turned it away, in words; empty if none did, or none is told."""
+    by: str
+    """Who sent that message."""
+    ms: float
+
+
+class Held(TypedDict):
+    """Our listeners on a node, in the order that was asked for, and who else came to them."""
+
+    listeners: list[Listener]
+    ports: list[int]
+    """0 where there is none."""
+    strangers: list[Stranger]
+
+
+def hold(node: Node, opened: Opened, ports: Sequence[int], ask: str, answer: str) -> Held:
+    """Hold ports until told to stop, 0 for any; say `answer` to those who say `ask`."""
+    held = Held(listeners=[], ports=[], strangers=[])
+    with contextlib.ExitStack() as ending:
+        sockets = [one for one in (door(node, port, held) for port in ports) if one]
+        for one in sockets:
+            ending.enter_context(one)
+        opened.ready(held)
+        held["strangers"] = serve(sockets, opened, ask.encode(), answer.encode())
+    return held
+
+
+def door(node: Node, port: int, held: Held) -> socket.socket | None:
+    """Open a port, 0 for any; take note of it, or of why it could not be opened."""
+    try:
+        one = bound(port)
+    except OSError as error:
+        held["listeners"].append(unopened(node, port, error))
+        held["ports"].append(0)
+        return None
+    held["listeners"].append(Listener(error="", holder=None))
+    held["ports"].append(one.getsockname()[1])
+    return one
+
+
+def dial_all(
+    node: Node,  # noqa: ARG001 - the first argument of all that is called on nodes
+    targets: Mapping[str, Sequence[Any]],
+    ask: str,
+    answer: str,
+) -> dict[str, list[Answer]]:
+    """Dial our own listeners on other nodes, all at once; return what came of each, by name.
+
+    Args:
+        node: this node.
+        targets: address and ports by name.
+        ask: the secret that is said.
+        answer: the one that is to come back.
+    """
+    places = [(name, to[0], port) for name, to in targets.items() for port in to[1]]
+    words = ask.encode(), answer.encode()
+    dials = [Dialled(address, port, words) for _, address, port in places]
+    poller = select.poll()
+    waiting, under_way = dials[::-1], dict[int, Dialled]()
+    while waiting or under_way:
+        while waiting and len(under_way) < IN_FLIGHT:
+            one = waiting.pop()
+            if one.begin():
+                under_way[one.fileno()] = one
+                poller.register(one.fileno(), select.POLLOUT)
+        turn(poller, under_way)
+    found: dict[str, list[Answer]] = {name: [] for name in targets}
+    for (name, _, _), one in zip(places, dials):
+        found[name].append(one.answer)
+    return found
+
+
+def turn(poller: Any, under_way: dict[int, Dialled]) -> None:
+    """Wait for the next thing to happen on the connections under way, and deal with it."""
+    first = min((one.deadline for one in under_way.values()), default=0.0)
+    ready = {fd for fd, _ in poller.poll(max(0.0, first - time.monotonic()) * 1000 + 1)}
+    for fd, one in list(under_way.items()):
+        if one.goes_on(fd in ready):
+            poller.modify(fd, select.POLLIN if one.connected else select.POLLOUT)
+        else:
+            poller.unregister(fd)
+            one.close()
+            del under_way[fd]
+
+
+class Dialled:
+    """One connection that is tried."""
+
+    def __init__(self, address: str, port: int, words: tuple[bytes, bytes]) -> None:
+        self.answer = Answer(result=FILTERED, icmp="", by="", ms=0.0)
+        self.deadline, self.connected = 0.0, False
+        self._to = (address, port)
+        self._ask, self._expected = words
+        self._heard = b""
+        self._begun = 0.0
+        self._socket: Any = None
+
+    def fileno(self) -> int:
+        """Return the descriptor of its socket, which is open."""
+        return int(self._socket.fileno())
+
+    def begin(self) -> bool:
+        """Start to connect; false if that is over already."""
+        self._begun = time.monotonic()
+        self.deadline = self._begun + CONNECT_S
+        family = family_of(self._to[0])
+        try:
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(*RECVERR[family], 1)
+            self._socket.connect(self._to)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            self._fail(error)
+            self.close()
+            return False
+        return True
+
+    def goes_on(self, ready: bool) -> bool:
+        """See what has happened; false once it is over."""
+        try:
+            if ready and not self.connected:
+                self._connect()
+            elif ready and self._hear():
+                return self._end(OK if self._heard == self._expected else FOREIGN)
+        except OSError as error:
+            return self._fail(error)
+        if time.monotonic() >= self.deadline:
+            return self._end(SILENT if self.connected else FILTERED)
+        return True
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._socket:
+            self._socket.close()
+
+    def _connect(self) -> None:
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        self.connected, self.deadline = True, time.monotonic() + ECHO_S
+        self._socket.send(self._ask)
+
+    def _hear(self) -> bool:
+        """Return whether all is said."""
+        data = self._socket.recv(len(self._expected) - len(self._heard))
+        self._heard += data
+        return not data or len(self._heard) == len(self._expected)
+
+    def _fail(self, error: OSError) -> bool:
+        number = error.errno or 0
+        result = RESULTS.get(number, errno.errorcode.get(number, str(error)))
+        return self._end(result, *(turned_away(self._socket) if self._socket else ("", "")))
+
+    def _end(self, result: str, icmp: str = "", by: str = "") -> bool:
+        spent = round((time.monotonic() - self._begun) * 1000, 1)
+        self.answer = Answer(result=result, icmp=icmp, by=by, ms=spent)
+        return False
+
+
+def turned_away(one: socket.socket) -> tuple[str, str]:
+    """Return the ICMP message behind a socket's error, and who sent it; empty: none is told."""
+    try:
+        _, told, _, _ = one.recvmsg(1, 512, socket.MSG_ERRQUEUE)
+    except (OSError, AttributeError):
+        return "", ""
+    for _, _, data in told:
+        if len(data) >= struct.calcsize(ERROR):
+            _, origin, kind, code, *_ = struct.unpack_from(ERROR, data)
+            if origin in (ICMP, ICMP6):
+                words = CODES.get((origin, kind, code), f"type {kind} code {code}")
+                return words, offender(data[struct.calcsize(ERROR) :])
+    return "", ""
+
+
+def offender(raw: bytes) -> str:
+    """Return the address in a sockaddr: who sent an ICMP message."""
+    family = struct.unpack_from("=H", raw)[0] if len(raw) >= 2 else 0
+    if family == socket.AF_INET and len(raw) >= 8:
+        return socket.inet_ntop(socket.AF_INET, raw[4:8])
+    if family == socket.AF_INET6 and len(raw) >= 24:
+        return socket.inet_ntop(socket.AF_INET6, raw[8:24])
+    return ""
+
+
+# ---- in words ------------------------------------------------------------------------------
+
+WORDS = {
+    FILTERED: f"no answer in {CONNECT_S:g} s, as where a firewall drops it",
+    "refused": "refused although our listener was there, as where a firewall resets it",
+    "unreachable": "no route to host, as where a firewall rejects it or the address is gone",
+    "no route": "no route to that network",
+    "reset": "connected, then reset",
+    "not permitted": "this node's own firewall forbids it",
+    SILENT: "accepted, but our listener never answered, as behind a proxy or service mesh",
+    FOREIGN: "accepted by something that is not our listener, as by a proxy or service mesh",
+}
+"""What came of a dial, by result."""
+SHORT = {FILTERED: "no answer", SILENT: "accepted, no echo", FOREIGN: "accepted by another"}
+"""The same for a matrix, where it is not the result itself."""
+
+
+def in_words(answer: Mapping[str, Any]) -> str:
+    """Return what came of a dial."""
+    if answer["icmp"]:
+        return "rejected by {by}, as by a firewall (ICMP {icmp})".format(**answer)
+    return WORDS.get(answer["result"], str(answer["result"]))
+
+
+def briefly(answer: Mapping[str, Any]) -> str:
+    """Return what came of a dial, nothing where it is well, for a matrix."""
+    if answer["result"] == OK:
+        return ""
+    return "rejected" if answer["icmp"] else SHORT.get(answer["result"], str(answer["result"]))
+
+
+# ---- on the controller ---------------------------------------------------------------------
+
+
+def addresses(fleet: Fleet, want: Want) -> tuple[dict[str, str], dict[str, str]]:
+    """Return by node the address by which others reach it, and why a node has none."""
+    asked = fleet.map(interfaces, dict.fromkeys(fleet.nodes, wanted(want)))
+    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for node, reply in asked.items():
+        network: Network | None = reply.value
+        address = meeting_address(network) if network else ""
+        if address:
+            found[node] = address
+        else:
+            problems[node] = message(reply) or "it has no address that other nodes could use"
+    return found, problems
+
+
+def message(reply: Reply) -> str:
+    """Return why a call has no value, or nothing."""
+    return str(reply.problem["message"]) if reply.problem else ""
