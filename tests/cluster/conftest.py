@@ -15,6 +15,7 @@ from tests.cluster.testbed import Testbed
 PROGRAMS = (
     *("ip", "nft", "ethtool", "nsenter", "unshare", "setpriv", "gcc", "pkg-config"),
     *("/usr/sbin/sshd", "ssh", "ssh-keygen", "sudo", "/usr/bin/python3"),
+    *("munged", "slurmctld", "slurmd", "salloc"),
 )
 
 
@@ -59,3 +60,16 @@ def bed(testbed: Testbed) -> Iterator[Testbed]:
     """The testbed without a fault; those of the test are undone after it."""
     yield testbed
     testbed.restore()
+
+
+@pytest.fixture
+def configured(bed: Testbed) -> Testbed:
+    """The testbed, and how to log in to it in the home's ssh_config."""
+    lines = [f"Host {name}\n  HostName {m.address}\n" for name, m in bed.machines.items()]
+    lines.append(
+        f"Host *\n  User alice\n  IdentityFile {bed.key}\n  UserKnownHostsFile {bed.known_hosts}\n"
+    )
+    folder = Path(bed.environment()["HOME"], ".ssh")
+    folder.mkdir()
+    (folder / "config").write_text("".join(lines))
+    return bed

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,12 +65,11 @@ def wait_until(holds: Callable[[], Any], what: str, limit_s: float = 10) -> None
     Raises:
         TimeoutError: it did not in time; the message says what.
     """
-    pause = threading.Event()
-    for _ in range(int(limit_s / POLL_S)):
-        if holds():
-            return
+    pause, deadline = threading.Event(), time.monotonic() + limit_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {limit_s} s")
         pause.wait(POLL_S)
-    raise TimeoutError(f"{what}: not within {limit_s} s")
 
 
 def execute(*argv: str, stdin: str = "", timeout: float = 20) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.cluster.blame import causes, results
@@ -14,22 +13,9 @@ from tests.cluster.testbed import Testbed
 NAMES = "tb[1-4]"
 
 
-@pytest.fixture
-def configured(bed: Testbed) -> Testbed:
-    """The testbed, and how to log in to it in the home's ssh_config."""
-    lines = [f"Host {name}\n  HostName {m.address}\n" for name, m in bed.machines.items()]
-    lines.append(
-        f"Host *\n  User alice\n  IdentityFile {bed.key}\n  UserKnownHostsFile {bed.known_hosts}\n"
-    )
-    folder = Path(bed.environment()["HOME"], ".ssh")
-    folder.mkdir()
-    (folder / "config").write_text("".join(lines))
-    return bed
-
-
-def run(bed: Testbed, *args: str, **env: str) -> tuple[dict[str, Any], list[str]]:
+def run(bed: Testbed, *args: str) -> tuple[dict[str, Any], list[str]]:
     """Return the report of a run that must be ready, and its nodes."""
-    done, report = bed.report("run", *args, env=env)
+    done, report = bed.report("run", *args)
     assert results(report, "fail", "warn", "unknown") == []
     assert (report["verdict"], done.returncode, done.stderr) == ("ready", 0, "")
     return report, [node["name"] for node in report["nodes"]]
@@ -51,12 +37,6 @@ def test_a_host_file(configured: Testbed) -> None:
     done, report = configured.report("run", "--hostfile-in", str(path), "--only", "gpu.inventory")
     assert done.returncode == 1  # slots are GPUs, and the testbed has none
     assert causes(report) == [("node", "gpu.inventory", ["tb1", "tb2"])]
-
-
-def test_a_slurm_job(configured: Testbed) -> None:
-    job = {"SLURM_JOB_NODELIST": NAMES, "SLURM_JOB_ID": "4711"}
-    report, nodes = run(configured, "--exclude", "tb4", **job)
-    assert (report["run"]["cluster"], nodes) == ("Slurm job 4711", ["tb1", "tb2", "tb3"])
 
 
 def test_the_inventory_of_init_gives_the_same_verdict(configured: Testbed) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from tests.cluster.host_faults import HostFaults
 from tests.cluster.machine import ENVIRONMENT
 from tests.cluster.mount_faults import MountFaults
 from tests.cluster.network_faults import NetworkFaults
+from tests.cluster.slurm import Slurm
 from tests.cluster.software import Software
 
 
-class Testbed(NetworkFaults, HostFaults, MountFaults, Hardware, Software):
+class Testbed(NetworkFaults, HostFaults, MountFaults, Hardware, Software, Slurm):
     """The nodes, their faults, and the controller that looks at them."""
 
     __test__ = False  # pytest takes any class whose name begins so for tests
@@ -62,10 +63,12 @@ class Testbed(NetworkFaults, HostFaults, MountFaults, Hardware, Software):
         home.mkdir(exist_ok=True)
         return {**ENVIRONMENT, "HOME": str(home)}
 
-    def start(self, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start `preflight` on the controller; the caller ends it."""
+    def start(
+        self, *args: str, env: Mapping[str, str] | None = None, under: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Start `preflight` on the controller, `under` another command; the caller ends it."""
         return subprocess.Popen(
-            [sys.executable, "-m", "preflight", *args],
+            [*under, sys.executable, "-m", "preflight", *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,10 +78,14 @@ class Testbed(NetworkFaults, HostFaults, MountFaults, Hardware, Software):
         )
 
     def preflight(
-        self, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
+        self,
+        *args: str,
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run `preflight` on the controller, killed when it takes longer than `timeout`."""
-        with self.start(*args, env=env) as process:
+        with self.start(*args, env=env, under=under) as process:
             try:
                 out, err = process.communicate(timeout=timeout)
             except BaseException:
@@ -87,7 +94,11 @@ class Testbed(NetworkFaults, HostFaults, MountFaults, Hardware, Software):
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
     def report(
-        self, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
+        self,
+        *args: str,
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
     ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         """Run `preflight` with `--json`, and return how it ended and the report.
 
@@ -95,7 +106,7 @@ class Testbed(NetworkFaults, HostFaults, MountFaults, Hardware, Software):
             FileNotFoundError: it wrote none; the message holds what it printed.
         """
         path = self.tmp_path / f"report-{next(self._numbers)}.json"
-        done = self.preflight(*args, "--json", str(path), timeout=timeout, env=env)
+        done = self.preflight(*args, "--json", str(path), timeout=timeout, env=env, under=under)
         if not path.exists():
             raise FileNotFoundError(f"no report, exit code {done.returncode}: {done.stderr}")
         report: dict[str, Any] = json.loads(path.read_text())
