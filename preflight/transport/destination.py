@@ -101,6 +101,7 @@ class _Route:
         user, host, port = match.groups()
         host = host.strip("[]")
         found = self._config.lookup(host, user)
+        user = user and _name("ProxyJump", user)
         there = self._server(host, found, user, _port(f"ProxyJump {text!r}: port", port))
         if self._ssh.key:
             # ssh(1) keeps -i from jump hosts, but the inventory has no other place to say it
@@ -143,7 +144,7 @@ class _Route:
         there = Destination(
             host=host,
             port=number,
-            user=_name("User", user or one("user") or local_user()),
+            user=user or _name("User", one("user") or local_user()),
             names=(alias.lower(),) if alias else _names(host, number),
             keys=(),
             only_keys=_yes(one("identitiesonly")),

@@ -96,8 +96,16 @@ class Wire:
     Keeps the first bytes received, since an SSH library forgets what was not SSH.
     """
 
-    def __init__(self, pipe: Pipe, address: str, on_close: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        pipe: Pipe,
+        address: str,
+        on_close: Callable[[], str] = str,
+        gone: Callable[[], str] = str,
+    ) -> None:
         self.address = address
+        self.gone = gone
+        """Returns the jump host whose connection was lost, if this goes through one and it was."""
         self.heard = b""
         self.last_words = ""
         """What the process behind it said, once it is closed."""

@@ -28,6 +28,8 @@ def broken(
         incompatible: whether both sides speak SSH but share no algorithm.
     """
     where, limit = there.address, f"within {there.login_timeout_s:g} s"
+    if wire.gone():
+        return lost_with(where, wire.gone())
     if there.proxy_command and not wire.heard:
         said = f": {wire.last_words}" if wire.last_words else ""
         outcome = "ended without reaching a server" if in_time else f"brought no answer {limit}"
@@ -65,6 +67,15 @@ def lost(where: str, words: str, when: str = "") -> TransportError:
     return TransportError("lost", message + reason, hint)
 
 
+def lost_with(where: str, jump: str) -> TransportError:
+    """Return that a connection ended because that to the jump host did."""
+    return TransportError(
+        "lost",
+        f"{where}: connection lost with that to jump host {jump}",
+        f"see the log of sshd on {jump}, and whether that machine went down",
+    )
+
+
 def refused(
     there: Destination,
     tried: Sequence[str],
@@ -100,7 +111,8 @@ def exec_refused(there: Destination, words: str) -> TransportError:
     return TransportError(
         "exec refused",
         f"{there.address}: logged in, but the server refuses to run a command: {words}",
-        "see the log of sshd there; MaxSessions, ForceCommand or the login shell may forbid it",
+        "see the log of sshd there; MaxSessions, ForceCommand, the login shell or a limit on "
+        "the account's processes (ulimit -u) may forbid it",
     )
 
 

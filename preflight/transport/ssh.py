@@ -31,6 +31,7 @@ from preflight.transport.failures import (
     broken,
     exec_refused,
     lost,
+    lost_with,
     refused,
     too_many,
 )
@@ -199,7 +200,7 @@ class SshConnection:
             words = self._transport.why() or printable(str(error))
             jump = self._transport.there.host
             raise from_words(there.host, there.port, jump, words) from error
-        return Wire(channel, there.address)
+        return Wire(channel, there.address, gone=self._gone)
 
     def lost(self) -> bool:
         """Whether the connection is gone."""
@@ -211,11 +212,21 @@ class SshConnection:
             self._transport.left = True
             self._ending.close()
 
+    def _gone(self) -> str:
+        transport = self._transport
+        return (transport.wire.gone() or transport.there.address) if self.lost() else ""
+
     def _refused(self, error: Exception) -> TransportError:
         if self.lost():
-            return lost(self._transport.there.address, self._transport.farewell)
+            return _loss(self._transport)
         words = self._transport.why() or printable(str(error)).lower().rstrip(".")
         return exec_refused(self._transport.there, words)
+
+
+def _loss(transport: SshProtocol) -> TransportError:
+    """Return why a connection is lost: its own end, or a jump host's."""
+    where, jump = transport.there.address, transport.wire.gone()
+    return lost_with(where, jump) if jump else lost(where, transport.farewell)
 
 
 class _Limited(threading.Event):
@@ -297,9 +308,9 @@ class SshStream:
             self._channel.close()
 
     def _lost(self, when: str) -> TransportError:
-        address = self._transport.there.address
         if self._transport.is_lost():
-            return lost(address, self._transport.farewell)
+            return _loss(self._transport)
+        address = self._transport.there.address
         hint = "see the login shell's start files there, and dmesg for what was killed"
         return TransportError("lost", f"{address}: the command ended {when}", hint)
 

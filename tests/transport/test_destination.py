@@ -64,6 +64,7 @@ WRONG = (
     "ProxyJump 127.0.0.2:99999",
     "ProxyJump 127.0.0.2:0",
     "ProxyJump [[]:22",
+    "ProxyJump b\udcffb@gpu00",
 )
 
 

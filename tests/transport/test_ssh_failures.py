@@ -385,11 +385,31 @@ def test_a_jump_host_that_dies_takes_its_nodes_with_it(
             process.kill()
     with pytest.raises(TransportError) as caught:
         stream.recv(1)
-    aloud(caught.value)
+    with pytest.raises(TransportError) as started:
+        Pulled(connection, "true")
+    aloud(caught.value, started.value)
     again = transport.connect(spec)
     assert run(again, "echo back") == b"back\n"
     again.close()
     connection.close()
+
+
+def test_the_first_of_two_jump_hosts_that_dies_is_named(
+    sshd: StartSshd, client: Client, aloud: Aloud
+) -> None:
+    first, second, node = sshd(), sshd(), sshd()
+    client.knows(first.known(), second.known(), node.known())
+    spec = client.spec(node.port, jump=f"{jump(first)},{jump(second)}")
+    connection = client.transport().connect(spec)
+    stream = Pulled(connection, "exec cat")
+    for process in first.logins():
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    with pytest.raises(TransportError) as caught:
+        stream.recv(1)
+    connection.close()
+    assert f"127.0.0.1:{first.port}" in caught.value.hint
+    aloud(caught.value)
 
 
 def test_a_loop_of_jump_hosts(client: Client, aloud: Aloud) -> None:
