@@ -19,6 +19,8 @@ REACH = "access.ssh"
 """The check whose facts say which nodes were reached."""
 SCOPES = ("node", "pair", "cluster")
 SKIPPED_KINDS = ("needs_root", "not_reached", "not_permitted")
+USED_UP = {"too many open files": "ulimit -n", "resource temporarily unavailable": "ulimit -u"}
+"""What a node says that is at a limit of files or processes, and what shows that limit."""
 
 
 @dataclass(frozen=True)
@@ -178,4 +180,6 @@ def of_problem(one: Loaded, problem: Mapping[str, Any] | None) -> Verdict:
     if kind == "bug":
         details = tuple(str(problem.get("traceback", "")).splitlines())
         return unknown(f"bug in check {one.id}: {message}", details=details)
-    return unknown(message)
+    limit = next((show for words, show in USED_UP.items() if words in message.lower()), None)
+    fix = f"see {limit} there, and raise it in /etc/security/limits.conf or for sshd's service"
+    return unknown(message, fix=fix if limit else None)

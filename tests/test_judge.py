@@ -53,6 +53,18 @@ def test_one_fact(tmp_path: Path, fact: Any, expected: tuple[str, str]) -> None:
     assert summary.startswith(expected[1])
 
 
+def test_a_node_at_a_limit_of_its_own(tmp_path: Path) -> None:
+    one, kind = simple(tmp_path, "site.one"), "unobservable"
+    said = {"Too many open files": "ulimit -n", "Resource temporarily unavailable": "ulimit -u"}
+    for words, limit in said.items():
+        fact = {"problem": {"kind": kind, "message": f"cannot start a process: {words}"}}
+        found = judge_check(one, {"a": fact, "b": fact}, WANT, THERE)["a"]
+        assert (found.status, found.fix) == (
+            "unknown",
+            f"see {limit} there, and raise it in /etc/security/limits.conf or for sshd's service",
+        )
+
+
 def test_a_judge_that_crashes_on_one_node_costs_only_that_node(tmp_path: Path) -> None:
     found = said(
         simple(tmp_path, "site.one"), {"a": {"value": 5}, "b": {"value": ["pass", "fine"]}}
