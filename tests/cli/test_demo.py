@@ -19,7 +19,7 @@ import yaml
 from preflight import catalog
 from preflight.api import Want
 from preflight.cli.demo import see_found
-from preflight.demo.answered import unanswered
+from preflight.demo.answered import NO_TRAFFIC, unanswered
 from preflight.demo.cluster import MARK
 from preflight.demo.nodes import FAULTS, HEALTHY
 from preflight.errors import PreflightError
@@ -139,16 +139,16 @@ def test_by_hand(tmp_path: Path) -> None:
             "In another terminal:\n",
             "  python -m preflight run preflight-demo/inventory.yaml\n",
         ]
+        inventory = tmp_path / "preflight-demo/inventory.yaml"
         code, report = by_hand(tmp_path)
         assert (code, report["run"]["cluster"]) == (1, "demo (simulated nodes)")
         assert {(*c["nodes"], c["check"], c["summary"]) for c in report["causes"]} == CAUSES
         assert [c["explains"] for c in report["causes"]] == [[]] * 3
         wrong = {(r["node"], r["check"]) for r in report["results"] if r["status"] != "pass"}
+        left_out = {"software.container", *yaml.safe_load(inventory.read_text())["checks"]["skip"]}
+        assert "network.port" not in left_out
         assert wrong == {(node, check) for node, check, _ in CAUSES} | {
-            (name, one.id)
-            for one in catalog.load().values()
-            for name in NAMES
-            if one.id == "software.container" or one.group not in catalog.GROUPS
+            (name, check) for check in left_out for name in NAMES
         }
         assert {node["name"]: node["verdict"] for node in report["nodes"]} == {
             name: "not_ready" if name in FAULTS else "ready" for name in NAMES
@@ -267,12 +267,15 @@ def test_this_machine_recorded(tmp_path: Path) -> None:
 
 
 def test_the_recording_answers_all_checks_of_today() -> None:
-    """A check in a group of preflight's own has its answers in healthy.json."""
+    """A check in a group of preflight's own has its answers in healthy.json, if it has a probe."""
     checks = [one for one in catalog.load().values() if one.group in catalog.GROUPS]
+    probing = {one.id for one in checks if one.check.probe} | {"network.port"}
     healthy = load(HEALTHY)
     for launch in (healthy.want.launch, {}):
         want = Want({"port": 29500, "env": {}, "master": "gpu01", **launch}, {}, NAMES)
-        assert unanswered(checks, [healthy], want) == {}
+        left_out = unanswered(checks, [healthy], want)
+        assert not probing & set(left_out)
+        assert set(left_out.values()) <= {NO_TRAFFIC}
 
 
 def test_what_the_recordings_do_not_answer() -> None:
@@ -281,11 +284,12 @@ def test_what_the_recordings_do_not_answer() -> None:
     no_dial = healthy.model_copy(update={"exercises": {"preflight.node.ports": {"listen": {}}}})
     want = Want({"port": 29500, "env": {}, "master": "gpu01", **healthy.want.launch}, {}, NAMES)
     checks = [one for one in catalog.load().values() if one.group in catalog.GROUPS]
-    assert unanswered(checks, [healthy, no_name, no_dial], want) == {
+    before = unanswered(checks, [healthy], want)
+    assert unanswered(checks, [healthy, no_name, no_dial], want) == before | {
         "access.identity": "the recording has no answer to uname",
         "software.os": "the recording has no answer to uname",
         "storage.mounts": "the recording has no answer to uname",
-        "network.port": "simulated: no traffic was recorded",
+        "network.port": NO_TRAFFIC,
     }
 
 
