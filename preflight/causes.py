@@ -1,9 +1,11 @@
 """From the grid to what explains it. Pure.
 
 A failing result is explained by another when that one's check says so (`explains=`), neither
-verdict says otherwise, and both are about the same node, or the same pair; one that is about the
-whole cluster is explained by what is wrong anywhere. What remains unexplained is a cause; causes
-that say the same of several nodes are one.
+verdict says otherwise, and it can be by the nodes that both are about: what is wrong on a node
+explains what fails there, and between it and any other; what is wrong between two nodes explains
+what fails on either, and between the same two. What is about the whole cluster is explained by
+what is wrong anywhere. What remains unexplained is a cause; causes that say the same of several
+nodes are one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from dataclasses import dataclass, field
 
 from preflight.catalog import Loaded
 from preflight.judge import Cell
+
+Place = str | frozenset[str]
+"""A node and all that it takes part in, or just these nodes among themselves."""
 
 
 @dataclass
@@ -69,15 +74,15 @@ def explained_by(failing: Sequence[Cell]) -> list[int | None]:
 
     Looked up and not compared each with each: there may be thousands.
     """
-    # The first by source, effect and node; None is any node.
-    first: dict[tuple[str, str, str | None], int] = {}
+    # The first by source, effect and place; None is anywhere.
+    first: dict[tuple[str, str, Place | None], int] = {}
     sources: defaultdict[str, set[str]] = defaultdict(set)
     for number, cell in enumerate(failing):
         source, narrowed = cell.check.id, cell.verdict.explains
         for effect in cell.check.check.explains:
             if effect != source and (narrowed is None or effect in narrowed):
                 sources[effect].add(source)
-                for place in (None, *about(cell)):
+                for place in (None, *reach(cell)):
                     first.setdefault((source, effect, place), number)
     return [
         min(
@@ -85,7 +90,7 @@ def explained_by(failing: Sequence[Cell]) -> list[int | None]:
                 first[source, cell.check.id, place]
                 for source in sources[cell.check.id]
                 if cell.verdict.explained_by is None or source in cell.verdict.explained_by
-                for place in ([None] if cell.verdict.scope == "cluster" else about(cell))
+                for place in ([None] if cell.verdict.scope == "cluster" else places(cell))
                 if (source, cell.check.id, place) in first
             ),
             default=None,
@@ -94,9 +99,24 @@ def explained_by(failing: Sequence[Cell]) -> list[int | None]:
     ]
 
 
-def about(cell: Cell) -> set[str]:
+def reach(cell: Cell) -> set[Place]:
+    """Return the places that what is wrong here can explain: of a pair, itself and each end."""
+    if cell.verdict.scope != "pair":
+        return {cell.node}
+    nodes = about(cell)
+    return {nodes, *(frozenset([node]) for node in nodes)}
+
+
+def places(cell: Cell) -> set[Place]:
+    """Return the places that can explain what is wrong here: any of its nodes, or all together."""
+    nodes = about(cell)
+    return {nodes, *nodes}
+
+
+def about(cell: Cell) -> frozenset[str]:
     """Return the nodes that a cell is about."""
-    return {cell.node, *cell.verdict.peers}
+    peers = cell.verdict.peers if cell.verdict.scope == "pair" else ()
+    return frozenset([cell.node, *peers])
 
 
 def merged(roots: Iterable[Cell]) -> list[Cause]:

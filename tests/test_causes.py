@@ -53,6 +53,27 @@ def test_an_unexplained_pair_blames_the_pair(tmp_path: Path) -> None:
     assert short(find(cells)) == [("pair", ["a", "b"], "network.path_mtu", [])]
 
 
+def test_a_pair_explains_itself_and_its_ends_only(tmp_path: Path) -> None:
+    path = simple(tmp_path, "network.path_mtu", "collective.pairs")
+    pairs = simple(tmp_path, "collective.pairs")
+    cells = [
+        cell(path, "a", scope="pair", peers=("b",)),
+        cell(pairs, "a", scope="pair", peers=("c",), summary="a to c"),
+        cell(pairs, "b", scope="pair", peers=("a",), summary="b to a"),
+        cell(pairs, "c", scope="pair", peers=("b",), summary="c to b"),
+    ]
+    assert short(find(cells)) == [
+        ("pair", ["a", "b"], "network.path_mtu", [("collective.pairs", "b")]),
+        ("pair", ["a", "c"], "collective.pairs", []),
+        ("pair", ["c", "b"], "collective.pairs", []),
+    ]
+    cells[1:] = [cell(pairs, node, summary=node) for node in "abc"]
+    assert short(find(cells)) == [
+        ("pair", ["a", "b"], "network.path_mtu", [("collective.pairs", n) for n in "ab"]),
+        ("node", ["c"], "collective.pairs", []),
+    ]
+
+
 def test_a_cluster_cause_is_one_and_explains_where_it_is_seen(tmp_path: Path) -> None:
     driver = simple(tmp_path, "software.driver", "software.cuda")
     cuda = simple(tmp_path, "software.cuda")
