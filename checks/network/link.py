@@ -15,9 +15,7 @@ from dataclasses import replace
 from typing import Mapping, Sequence
 
 from preflight.api import (
-    FAIL,
     STATUSES,
-    WARN,
     Check,
     Expect,
     Verdict,
@@ -26,23 +24,17 @@ from preflight.api import (
     ok,
     same_everywhere,
     skip,
-    some,
     unknown,
     warn,
 )
 from preflight.node.launch import wanted
 from preflight.node.net import (
-    INNER,
-    NCCLS,
     Interface,
     Network,
     by_names,
     comparable,
     interfaces,
     main_interfaces,
-    reachable,
-    strayed,
-    usual_choice,
 )
 
 SLOWS = (
@@ -50,28 +42,18 @@ SLOWS = (
     *("collective.all_reduce", "collective.pairs"),
 )
 """What a link can do that is there, but slow; it loses no packet and closes no port."""
+CHOSEN = ("network.interface",)
+"""What the speed of a link can follow from: that it is the link of another interface."""
 FALLEN = 4
 """Times slower: one lane of four, as 25 of 100 Gb/s. A newer node is mostly twice as fast."""
-NAME_IT = "name it for all nodes: launch.interface, or NCCL_SOCKET_IFNAME in launch.env"
 
 
 def compare(facts: Mapping[str, Network], want: Want) -> dict[str, Verdict]:
-    used = {node: main_interfaces(fact) for node, fact in facts.items()}
-    usual = usual_choice(facts)
-    paced, fewer = pace(comparable(facts), want), rails(used, facts)
-    away = any(fact["data_plane"]["address"] for fact in facts.values())
+    paced = pace(comparable(facts), want)
     verdicts = {}
     for node, fact in facts.items():
-        stray = strayed(fact, usual)
-        found = (
-            down(fact, want),
-            half(used[node]),
-            closed_in(fact, away, want),
-            fewer.get(node),
-            elsewhere(stray, paced.get(node)),
-            bonded(used[node]),
-            inner(fact, want),
-        )
+        used = main_interfaces(fact)
+        found = (down(fact), half(used), paced.get(node), bonded(used))
         verdicts[node] = gravest([verdict for verdict in found if verdict])
     return verdicts
 
@@ -101,7 +83,7 @@ def pace(used: Mapping[str, Sequence[Interface]], want: Want) -> dict[str, Verdi
         ones = {node: found[place] for node, found in told.items()}
         speeds = {node: one["speed_mbps"] / 1000 for node, one in ones.items()}
         alike = same_everywhere(
-            speeds, "link speed", right, "{:g} Gb/s".format, explains=SLOWS, explained_by=()
+            speeds, "link speed", right, "{:g} Gb/s".format, explains=SLOWS, explained_by=CHOSEN
         )
         for node, one in ones.items():
             verdict = faster(alike[node], speeds[node], asked is None)
@@ -140,70 +122,16 @@ def untold(found: Sequence[Interface], others: bool, right: float | None) -> Ver
     return skip(f"{names} is up; no node tells its link speed")
 
 
-# ---- which interfaces ----------------------------------------------------------------------
-
-
-def elsewhere(stray: str, paced: Verdict | None) -> Verdict | None:
-    """Return the verdict of a node's speed; if it uses other interfaces, that is what is wrong."""
-    if not stray or paced is None:
-        return paced
-    if paced.status in {"pass", "skip"}:
-        return warn(stray, fix=NAME_IT, reproduce="ip -brief address")
-    summary = f"{stray}; {paced.summary}"
-    explains = (*SLOWS, "network.mtu")
-    return replace(paced, summary=summary, fix=NAME_IT, explains=explains, explained_by=None)
-
-
-def rails(
-    used: Mapping[str, Sequence[Interface]], facts: Mapping[str, Network]
-) -> dict[str, Verdict]:
-    """Return the verdicts of nodes whose data plane has not as many interfaces as most nodes'.
-
-    Where nobody named any, it is not said that all of them are meant.
-    """
-    counts = {node: len(found) for node, found in used.items() if found}
-    verdicts = same_everywhere(
-        counts,
-        "interfaces of the data plane:",
-        fix="see which are missing, down or without an address, and bring them up",
-        reproduce="ip -brief address",
-        explains=SLOWS,
-    )
-    for node, verdict in verdicts.items():
-        if verdict.expected is not None and counts[node] > verdict.expected:
-            verdicts[node] = replace(verdict, status=WARN, fix=NAME_IT)
-        elif verdict.status == FAIL and facts[node]["data_plane"]["why"] == NCCLS:
-            verdicts[node] = replace(verdict, status=WARN, fix=f"{verdict.fix}; or {NAME_IT}")
-    return {node: verdict for node, verdict in verdicts.items() if verdict.status != "pass"}
-
-
-def inner(fact: Network, want: Want) -> Verdict | None:
-    """Return a warning of interfaces that NCCL would use and no other node could reach."""
-    aside, why = fact["data_plane"]["aside"], fact["data_plane"]["why"]
-    if not aside or len(want.nodes) == 1:
-        return None
-    return warn(
-        f"NCCL would use {some(aside)} too, which lead to no other node: {why}",
-        observed=aside,
-        fix="set NCCL_SOCKET_IFNAME={}".format(",".join(fact["data_plane"]["names"])),
-        reproduce="ip -brief address",
-    )
-
-
 # ---- state ---------------------------------------------------------------------------------
 
 
-def down(fact: Network, want: Want) -> Verdict | None:
-    """Return what is wrong with an interface that carries nothing, at least to other nodes."""
+def down(fact: Network) -> Verdict | None:
+    """Return what is wrong with an interface that is not there, or carries nothing."""
     plane = fact["data_plane"]
-    found = by_names(fact, [*plane["names"], *plane["idle"]])
-    problem = plane["problem"]
-    if len(want.nodes) > 1 and any(one["kind"] == "loopback" for one in found):
-        problem = "the data plane is lo, which reaches no other node ({})".format(plane["why"])
-    if problem:
+    if plane["problem"]:
         fix = "bring up the interface of the data plane, or name it: launch.interface"
-        return fail(problem, fix=fix, reproduce="ip address")
-    for one in found:
+        return fail(plane["problem"], fix=fix, reproduce="ip address")
+    for one in by_names(fact, [*plane["names"], *plane["idle"]]):
         words, fix = useless(one)
         if words:
             see = "ip address show dev " + one["name"]
@@ -225,27 +153,6 @@ def useless(one: Interface) -> tuple[str, str]:
         fix = f"give {name} an address, or leave it out: NCCL_SOCKET_IFNAME, launch.interface"
         return f"{name} has no address", fix
     return "", ""
-
-
-def closed_in(fact: Network, away: bool, want: Want) -> Verdict | None:
-    """Return what is wrong with a data plane that has only link-local addresses.
-
-    NCCL takes them. Among themselves they may do, as IPv6's on interfaces of the same number.
-    """
-    plane, found = fact["data_plane"], main_interfaces(fact)[:1]
-    outer = any(one["addresses"] and one["kind"] != "loopback" for one in found)
-    if plane["address"] or not outer or len(want.nodes) == 1:
-        return None
-    name = plane["names"][0]
-    ones = (one for one in fact["interfaces"] if reachable(one) and one["kind"] not in INNER)
-    other = next((one["name"] for one in ones), "")
-    fix = f"give {name} an address" + (f", or set NCCL_SOCKET_IFNAME={other}" if other else "")
-    return (fail if away else warn)(
-        "{} has only a link-local address ({})".format(name, plane["why"]),
-        fix=fix,
-        reproduce=f"ip address show dev {name}",
-        explained_by=(),
-    )
 
 
 def half(found: Sequence[Interface]) -> Verdict | None:
@@ -285,7 +192,7 @@ CHECK = Check(
     compare=compare,
     expects=(Expect("nic_speed_gbps", float, "Gb/s", "speed of each link of the data plane"),),
     explains=(
-        *("network.mtu", "network.interface", "network.route", "network.port"),
+        *("network.mtu", "network.route", "network.port"),
         *("network.path_mtu", *SLOWS),
     ),
 )
