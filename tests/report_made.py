@@ -15,6 +15,9 @@ RUN = model.Run(
     cluster="c",
 )  # fmt: skip
 
+THERE = {"reached": True, "user": "alice", "address": "10.0.0.1:22"}
+LOST = {"reached": False, "kind": "refused", "message": "connection refused", "hint": ""}
+
 
 def report(
     checks: Sequence[Loaded],
@@ -27,7 +30,7 @@ def report(
     """Return the report of a run in which checks gave these facts, by check id and node."""
     nodes = list(dict.fromkeys([*(n for by in facts.values() for n in by), *lost]))
     evidence: dict[str, dict[str, dict[str, Any]]] = {
-        "access.ssh": {n: {"value": {"reached": n not in lost}} for n in nodes}
+        "access.ssh": {n: {"value": LOST if n in lost else THERE} for n in nodes}
     }
     for check_id, by in facts.items():
         one = next(one for one in checks if one.id == check_id)

@@ -11,7 +11,7 @@ from preflight import __version__, causes
 from preflight.api import FAIL, SKIP, UNKNOWN, WARN, Want
 from preflight.catalog import Catalog, Loaded
 from preflight.inventory import Waiver
-from preflight.judge import Cell, Evidence, guarded, judge, outdated
+from preflight.judge import REACH, Cell, Evidence, guarded, judge, outdated
 from preflight.report import model
 
 EXIT_CODES = {"ready": 0, "not_ready": 1, "undetermined": 3}
@@ -56,6 +56,7 @@ def build(
     theirs = of_others(found, results)
     # An expired waiver is a warning of the nodes that it was for.
     ended = {w.node for w in waivers if policy.fail_on_warn and w.until < policy.today}
+    spared = done_without(results)
     by_node = {n: [r for r in results if r.node == n] for n in want.nodes}
     nodes = [
         model.NodeModel(
@@ -70,7 +71,7 @@ def build(
     return model.Report(
         tool=model.Tool(name="preflight", version=__version__),
         run=facts.run,
-        verdict=overall([node.verdict for node in nodes]),
+        verdict=overall([node.verdict for node in nodes if node.name not in spared]),
         want=model.WantModel(
             launch=want.launch,
             expect=want.expect,
@@ -172,8 +173,18 @@ def verdict(
     return "ready"
 
 
+def done_without(results: Iterable[model.Result]) -> set[str]:
+    """Return the nodes that were not reached and need not be: somebody answers for that.
+
+    Of such a node nothing was judged, so it is not ready itself; the others can be.
+    """
+    return {row.node for row in results if row.check == REACH and row.waived}
+
+
 def overall(verdicts: Sequence[model.RunVerdict]) -> model.RunVerdict:
-    """Return the verdict of all nodes together."""
+    """Return the verdict of all nodes together; of none at all nothing was told."""
+    if not verdicts:
+        return "undetermined"
     for gravest in ("not_ready", "undetermined"):
         if gravest in verdicts:
             return gravest

@@ -116,6 +116,8 @@ def many_nodes(report: Report) -> list[str]:
     if names:
         ready = f"{len(names)} of {total} nodes {are} ready: {folded(names)}"
     parts = [ready, *open_(report)]
+    if report.verdict == "ready":
+        return [ready, reservations(report).removeprefix(", "), *parts[1:]]
     return parts if report.verdict == "not_ready" else [*parts[1:], ready]
 
 

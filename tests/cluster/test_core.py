@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import signal
 from collections.abc import Callable
@@ -71,6 +72,45 @@ SAYS_NO: dict[str, Callable[[Testbed], object]] = {
     "network unreachable": lambda bed: bed.reject("tb2", 22, "net-unreachable"),
     "reset": lambda bed: bed.reset("tb2", 22),
 }
+
+
+def test_a_dead_node_that_is_waived_is_done_without(bed: Testbed) -> None:
+    bed.stop_sshd("tb2")
+    waiver = {"check": "access.ssh", "node": "tb2", "owner": "ops", "reason": "RMA"}
+    waiver["until"] = str(dt.datetime.now(dt.timezone.utc).date() + dt.timedelta(1))
+    done, report = bed.report("run", str(bed.inventory(waivers=[waiver])))
+    assert (done.returncode, report["verdict"]) == (0, "ready")
+    assert {n["name"]: n["verdict"] for n in report["nodes"]} == {
+        **dict.fromkeys(bed.names, "ready"),
+        "tb2": "undetermined",
+    }
+    assert "3 of 4 nodes are ready: tb[1,3-4]; 1 failure waived; no check judged tb2" in done.stdout
+
+
+BROKEN = {
+    "libraries": "echo 'python3: error while loading shared libraries: libz.so.1' >&2; exit 127",
+    "crash": "kill -SEGV $$",
+    "hang": "exec sleep 1000",
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_python_that_does_not_start_is_named(bed: Testbed, fault: str) -> None:
+    bed.change_file("tb2", "/usr/local/bin/python3", f"#!/bin/sh\n{BROKEN[fault]}\n", 0o755)
+    inventory = bed.inventory(ssh={"login_timeout_s": 3})
+    done, report = bed.report("run", str(inventory), "--only", "access")
+    assert (done.returncode, causes(report)) == (1, [("node", "access.ssh", ["tb2"])])
+    assert "ssh tb2 python3 -c pass must print nothing" in report["causes"][0]["fix"]
+
+
+def test_host_keys_of_a_first_run_are_one_cause(bed: Testbed) -> None:
+    empty = bed.tmp_path / "none_known"
+    empty.write_text("")
+    inventory = bed.inventory(ssh={"known_hosts": str(empty)})
+    done, report = bed.report("run", str(inventory), "--only", "access")
+    assert (done.returncode, causes(report)) == (1, [("node", "access.ssh", [*bed.names])])
+    assert "set ssh.host_keys: accept-new" in report["causes"][0]["fix"]
+    assert "on each of these nodes" not in done.stdout
 
 
 def test_each_way_of_being_unreachable_has_its_own_words(bed: Testbed) -> None:
@@ -269,6 +309,24 @@ def test_a_node_whose_link_goes_down_in_mid_run_is_a_row(bed: Testbed, tmp_path:
     assert {n["name"]: n["verdict"] for n in report["nodes"]} == {
         name: "not_ready" if name == "tb2" else "ready" for name in bed.names
     }
+
+
+def test_a_jump_host_that_is_lost_in_mid_run_is_named(bed: Testbed, tmp_path: Path) -> None:
+    write(tmp_path, "site.hang", HANGING)
+    path, jump = tmp_path / "report.json", f"{bed.machines['tb1'].address}:22"
+    behind = {"ssh": {"jump": f"alice@{jump}"}}
+    inventory = bed.inventory(nodes=[bed.spec("tb2", **behind), bed.spec("tb3", **behind)])
+    args = ("run", str(inventory), "--checks", str(tmp_path), "--only", "site")
+    with bed.start(*args, "--json", str(path)) as process:
+        for node in ("tb2", "tb3"):
+            wait_until(partial(hanging, bed, node), "the probe")
+        bed.kill_connections("tb1")
+        process.communicate(timeout=60)
+    report = json.loads(path.read_text())
+    assert causes(report) == [("node", "access.ssh", ["tb2", "tb3"])]
+    assert summary(report, "access.ssh", "tb3").startswith(
+        f"{bed.machines['tb3'].address}:22: connection lost with that to jump host {jump}"
+    )
 
 
 def bad(bed: Testbed, **overrides: Any) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from preflight import catalog
 from preflight.errors import ConfigError
 from preflight.inventory import Waiver
 from preflight.report import model
+from preflight.report.terminal import render
 from tests.checks_made import simple
 from tests.messages.aloud import Aloud
 from tests.report_made import report
@@ -116,6 +118,38 @@ def test_an_expired_waiver_is_a_warning(
     facts = {"site.one": {"a": ["pass", "x"], "b": ["pass", "x"]}}
     found = report([one], facts, waivers=[waiver], today=TODAY, fail_on_warn=strict)
     assert verdicts(found) == (verdict, dict(zip("ab", of_nodes, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("lost", "fact", "days", "verdict"),
+    [
+        (["c"], ["pass", "x"], 0, "ready"),
+        (["c"], ["pass", "x"], -1, "not_ready"),
+        (["c"], ["fail", "x"], 0, "not_ready"),
+        (["c"], ["unknown", "x"], 0, "undetermined"),
+        (["c", "d"], ["pass", "x"], 0, "not_ready"),
+    ],
+)
+def test_a_node_that_is_waived_is_done_without(
+    tmp_path: Path, lost: list[str], fact: list[str], days: int, verdict: str
+) -> None:
+    one, ssh = simple(tmp_path, "site.one"), catalog.load()["access.ssh"]
+    until = TODAY + dt.timedelta(days)
+    waiver = Waiver(check="access.ssh", node="c", until=until, owner="ops", reason="RMA")
+    facts = {"site.one": {"a": fact, "b": ["pass", "x"]}}
+    found = report([one, ssh], facts, lost, waivers=[waiver], today=TODAY)
+    assert found.verdict == verdict
+    assert found.nodes[2].verdict == ("undetermined" if days == 0 else "not_ready")
+    text = render(found, 120, False, {}, TODAY).plain
+    said = "2 of 3 nodes are ready: a,b; 1 failure waived; no check judged c\n"
+    assert (said in text) == (verdict == "ready")
+
+
+def test_where_every_node_is_waived_nothing_is_told(tmp_path: Path) -> None:
+    one, ssh = simple(tmp_path, "site.one"), catalog.load()["access.ssh"]
+    waiver = Waiver(check="access", until=TODAY, owner="ops", reason="move")
+    found = report([one, ssh], {}, ["a", "b"], waivers=[waiver], today=TODAY)
+    assert found.verdict == "undetermined"
 
 
 def test_seconds_and_coverage_are_those_measured(tmp_path: Path) -> None:
