@@ -128,7 +128,8 @@ def dial_all(
     words = ask.encode(), answer.encode()
     dials = [Dialled(address, port, words) for _, address, port in places]
     poller = select.poll()
-    waiting, under_way = dials[::-1], dict[int, Dialled]()
+    waiting = dials[::-1]
+    under_way: dict[int, Dialled] = {}
     while waiting or under_way:
         while waiting and len(under_way) < IN_FLIGHT:
             one = waiting.pop()
