@@ -102,6 +102,43 @@ def asked(node: Node, function: str, index: int) -> Any:
         return None
 
 
+class Occupant(TypedDict):
+    """A process that computes on a GPU; what may not be seen of it is empty."""
+
+    gpu: int
+    pid: int
+    program: str
+    user: str
+
+
+def occupants(node: Node) -> list[Occupant]:
+    """Return who computes on this node's GPUs, as far as the driver tells.
+
+    Source: nvmlDeviceGetComputeRunningProcesses; in a container it tells of none outside.
+    """
+    try:
+        count = node.nvml("nvmlDeviceGetCount")
+    except (Absent, Unobservable):
+        return []
+    return [occupant(node, index, pid) for index in range(count) for pid in computing(node, index)]
+
+
+def computing(node: Node, index: int) -> list[int]:
+    """Return the pids of those that compute on a GPU."""
+    try:
+        found = node.nvml("nvmlDeviceGetComputeRunningProcesses", index)
+    except (Absent, Unobservable):
+        return []
+    return [one["pid"] for one in found]
+
+
+def occupant(node: Node, index: int, pid: int) -> Occupant:
+    """Return who a process is."""
+    process = node.process(pid) or {}
+    program, user = process.get("name") or "", process.get("username") or ""
+    return Occupant(gpu=index, pid=pid, program=program, user=user)
+
+
 def words(error: Exception) -> str:
     """Return NVML's own words."""
     return str(error).replace("NVML: ", "", 1).rstrip(".")

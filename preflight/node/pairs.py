@@ -60,6 +60,28 @@ def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     return found
 
 
+def some_rounds(nodes: Sequence[str]) -> list[list[Pair]]:
+    """Return rounds, of many nodes some of them: each one meets at least eight others."""
+    found = rounds(nodes)
+    if len(nodes) <= ALL_UP_TO:
+        return found
+    meets = MEETS + len(nodes) % 2  # of an odd number, each one sits out once
+    return found[:: len(found) // meets][:meets]
+
+
+def disjoint(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Return pairs in groups in which no node is twice."""
+    groups: list[list[Pair]] = []
+    for pair in pairs:
+        fits = (g for g in groups if not {*pair} & {node for other in g for node in other})
+        group = next(fits, None)
+        if group is None:
+            groups.append([pair])
+        else:
+            group.append(pair)
+    return groups
+
+
 class Culprit(NamedTuple):
     """What explains some bad pairs."""
 

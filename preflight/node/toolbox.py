@@ -394,7 +394,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, ctypes.Structure):
         return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: plain(part) for name, part in value._asdict().items()}
+        return plain(value._asdict())
+    if type(value).__name__ == "nvmlFriendlyObject":  # a copy of a structure, of pynvml's own
+        return plain(vars(value))
     if isinstance(value, dict):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple, ctypes.Array)):

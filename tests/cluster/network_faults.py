@@ -142,3 +142,22 @@ class NetworkFaults(Nodes):
         self.run(node, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
         self._undo(self.run, node, "ip", "addr", "del", f"{address}/24", "dev", "eth0")
         return address
+
+    def rate_limit(
+        self, node: str, mbit: int, direction: Literal["out", "in"] = "out", to: str | None = None
+    ) -> None:
+        """Let no more through than that, out of the node (`to` one other alone), or into it."""
+        limit = f"tbf rate {mbit}mbit burst 128kb latency 50ms"
+        if direction == "in":
+            port = f"{PORT}{self.names.index(node) + 1}"
+            execute("tc", "qdisc", "add", "dev", port, "root", *limit.split())
+            self._undo(execute, "tc", "qdisc", "del", "dev", port, "root")
+            return
+        lines = [f"qdisc add dev eth0 root {limit}"]
+        if to:
+            lines = ["qdisc add dev eth0 root handle 1: htb"]
+            lines += [f"class add dev eth0 parent 1: classid 1:1 htb rate {mbit}mbit burst 128kb"]
+            match = f"match ip dst {self.machines[to].address}/32"
+            lines += [f"filter add dev eth0 parent 1: protocol ip u32 {match} flowid 1:1"]
+        self.machines[node].run("tc", "-batch", "-", stdin="\n".join(lines))
+        self._undo(self.run, node, "tc", "qdisc", "del", "dev", "eth0", "root")
