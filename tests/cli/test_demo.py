@@ -287,6 +287,7 @@ def test_what_the_recordings_do_not_answer() -> None:
     before = unanswered(checks, [healthy], want)
     assert unanswered(checks, [healthy, no_name, no_dial], want) == before | {
         "access.identity": "the recording has no answer to uname",
+        "network.firewall": "the recording has no answer to uname",
         "software.os": "the recording has no answer to uname",
         "storage.mounts": "the recording has no answer to uname",
         "network.port": NO_TRAFFIC,
