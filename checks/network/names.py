@@ -48,7 +48,7 @@ from preflight.node.naming import (
     names_of,
     selves,
 )
-from preflight.node.pairs import Culprit, Pair, blame, partners
+from preflight.node.pairs import ALL_UP_TO, Culprit, Pair, blame, partners
 from preflight.node.resolver import HOSTS, LIMIT_S, RESOLV, SILENT, Self, introduce, look_up
 
 CALL_S = LIMIT_S + 5
@@ -116,11 +116,12 @@ def compare(facts: Mapping[str, Names], want: Want) -> dict[str, Verdict]:
         for node, verdict in families(all_):
             found[node].append(verdict)
     for node, fact in facts.items():
-        found[node] += waits(fact)
-    return {node: told(fact, found[node]) for node, fact in facts.items()}
+        found[node] += waits(fact, all_)
+    rest = "" if len(facts) <= ALL_UP_TO else ", a sample"
+    return {node: told(fact, found[node], rest) for node, fact in facts.items()}
 
 
-def told(fact: Names, found: Sequence[Verdict]) -> Verdict:
+def told(fact: Names, found: Sequence[Verdict], beside: str) -> Verdict:
     """Return the gravest of what was found, with the rest as details."""
     its = fact["itself"]
     if fact["problem"] or not its:
@@ -132,7 +133,8 @@ def told(fact: Names, found: Sequence[Verdict]) -> Verdict:
         return replace(worst, details=rest, explains=tuple(sorted(follows)))
     own = f"its own name {its['host']} means {some(bare(its['own']['found'])) or 'nothing'}"
     count = sum(1 for looks in fact["names"].values() if looks)
-    return ok(own + (f"; it finds {count} other nodes by name" if count > 1 else ""))
+    nodes = "1 other node" if count == 1 else f"{count} other nodes"
+    return ok(own + (f"; it finds {nodes} by name{beside}" if count else ""))
 
 
 def wrong(summary: str, **more: Any) -> Verdict:
@@ -346,16 +348,17 @@ def servers(its: Self) -> str:
 # ---- how long it takes ---------------------------------------------------------------------
 
 
-def waits(fact: Names) -> Iterator[Verdict]:
-    """Yield a warning of look-ups that take long."""
+def waits(fact: Names, all_: Mapping[str, Self]) -> Iterator[Verdict]:
+    """Yield warnings of look-ups that take long."""
     its = fact["itself"]
     if not its:
         return
     own = {its["host"]: its["own"]}
     names = {name: look for of in (own, *fact["names"].values()) for name, look in of.items()}
+    reverse = {all_[peer]["address"]: look for peer, look in fact["reverse"].items()}
     for what, looks, why in (
         ("looking up", names, "each rank waits for it"),
-        ("the reverse look-up of", fact["reverse"], "torch does one for each client of its store"),
+        ("the reverse look-up of", reverse, "torch does one for each client of its store"),
     ):
         slow = {one: look for one, look in looks.items() if look["seconds"] >= SLOW_S}
         if slow:
