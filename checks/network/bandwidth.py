@@ -41,7 +41,7 @@ from preflight.api import (
     warn,
 )
 from preflight.node.launch import wanted
-from preflight.node.mesh import message
+from preflight.node.mesh import SHORT, message
 from preflight.node.net import (
     OUTER,
     OUTER_BRIDGE,
@@ -100,7 +100,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
                 facts[node]["problem"] = message(one) or str(one.value["error"])
             else:
                 doors[node] = (facts[node]["address"], one.ready["port"], *secrets)
-        sweep(fleet, facts, doors)
+        sweep(fleet, facts, doors, want)
     return facts
 
 
@@ -112,7 +112,9 @@ def begun(reply: Reply) -> Mesh:
     return found
 
 
-def sweep(fleet: Fleet, facts: dict[str, Mesh], doors: Mapping[str, Sequence[Any]]) -> None:
+def sweep(
+    fleet: Fleet, facts: dict[str, Mesh], doors: Mapping[str, Sequence[Any]], want: Want
+) -> None:
     """Measure all pairs in rounds, and the slow ones once more."""
     until = time.monotonic() + SWEEP_S
     for pairs in some_rounds([*doors]):
@@ -120,8 +122,8 @@ def sweep(fleet: Fleet, facts: dict[str, Mesh], doors: Mapping[str, Sequence[Any
             measure(fleet, facts, doors, pairs)
             measure(fleet, facts, doors, [(b, a) for a, b in pairs])
     rates = measured(facts)
-    usual = usual_rate(rates)
-    slow = [pair for pair, one in rates.items() if one["gbps"] * SLOWER < usual]
+    right = floor(rates, want)
+    slow = [pair for pair, one in rates.items() if one["gbps"] < right]
     for pairs in disjoint(slow)[:AGAIN]:
         if time.monotonic() < until:
             measure(fleet, facts, doors, pairs)
@@ -196,6 +198,12 @@ def usual_rate(rates: Mapping[Pair, Drawn]) -> float:
     return median(best.values()) if best else 0.0
 
 
+def floor(rates: Mapping[Pair, Drawn], want: Want) -> float:
+    """Return the rate from which a path is fast enough."""
+    asked = want.get("expect.tcp_gbps")
+    return usual_rate(rates) / SLOWER if asked is None else float(asked)
+
+
 def is_bound(one: Drawn) -> bool:
     """Whether a CPU may be what limits."""
     return max(one["busy"]) >= BUSY
@@ -205,17 +213,15 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
     if len(want.nodes) == 1:
         return {node: skip("one node alone meets no other") for node in facts}
     rates = measured(facts)
-    asked = want.get("expect.tcp_gbps")
-    usual = usual_rate(rates)
-    floor = usual / SLOWER if asked is None else float(asked)
-    good = {p: one["gbps"] >= floor for p, one in rates.items()}
-    tried = {p: well for p, well in good.items() if well or not is_bound(rates[p])}
+    usual, asked = usual_rate(rates), want.get("expect.tcp_gbps")
+    right = f"{usual:.3g} Gb/s is usual" if asked is None else f"{asked:g} Gb/s is expected"
+    good = {pair: one["gbps"] >= floor(rates, want) for pair, one in rates.items()}
+    tried = {pair: fast for pair, fast in good.items() if fast or not is_bound(rates[pair])}
     rows = stricken(blame(tried), list(facts))
-    right = usual if asked is None else float(asked)
     return {
         node: idle(facts, node)
         or (
-            failure(node, rows[node], facts, right, asked is not None)
+            failure(node, rows[node], facts, right)
             if node in rows
             else well(node, facts, tried, right)
         )
@@ -235,7 +241,10 @@ def idle(facts: Mapping[str, Mesh], node: str) -> Verdict | None:
     if all(one["occupants"] for other, one in facts.items() if other != node):
         return skip("busy: all other nodes")
     errors = [one["error"] for one in fact["drawn"].values()]
-    return unknown("no other node could be measured" + (f": {errors[0]}" if errors else ""))
+    return unknown(
+        "no other node could be measured"
+        + (f": {SHORT.get(errors[0], errors[0])}" if errors else "")
+    )
 
 
 def in_words(one: Occupant) -> str:
@@ -245,28 +254,27 @@ def in_words(one: Occupant) -> str:
     return f"pid {one['pid']}{program}{user} uses GPU {one['gpu']}"
 
 
-def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], usual: float) -> Verdict:
+def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], right: str) -> Verdict:
     """Return the verdict of a node that is not to blame for what is slow."""
     mine = {pair: one for pair, one in measured(facts).items() if node in pair}
-    judged = [pair for pair in mine if tried.get(pair)]
+    judged = {pair: one for pair, one in mine.items() if tried.get(pair)}
     slow = sorted({other(pair, node) for pair in mine if tried.get(pair) is False})
     bound = [pair for pair in mine if is_bound(mine[pair])]
     if not judged and not slow:
-        rates = shown([mine[pair]["gbps"] for pair in bound])
         return unknown(
-            f"TCP at {rates} where {usual:.3g} Gb/s is right, but {limiter(node, mine)} is what"
-            " limits it: the network may carry more",
+            f"TCP at {shown(mine.values())} where {right}, but {limiter(node, mine)} is what"
+            " limits: the network may carry more",
             details=(INSTRUMENT,),
         )
     short = fallen_short(node, facts, mine)
     if short and not slow:
         return short
-    rest = f"; with {some(slow)} it is slow, which is told there" if slow else ""
-    rest += "; a CPU is what limits" if len(bound) * 2 > len(mine) else ""
-    met = sorted({other(pair, node) for pair in mine} - {*slow})
-    rates = shown([mine[pair]["gbps"] for pair in judged] or [0.0])
-    ways = f"TCP at {rates} with {some(met)}" if met else "no node is met at full speed"
-    return ok(ways + rest, details=(INSTRUMENT,))
+    met = sorted({other(pair, node) for pair in judged} - {*slow})
+    words = [f"TCP at {shown(judged.values())} with {some(met)}"] if met else []
+    words += [f"TCP with {some(slow)} is slow, which is told there"] if slow else []
+    if 2 * len(bound) > len(mine) or (len(judged) < len(mine) and not slow):
+        words.append(f"{limiter(node, mine)} is what limits")
+    return ok("; ".join(words), details=(INSTRUMENT,))
 
 
 def other(pair: Pair, node: str) -> str:
@@ -281,7 +289,7 @@ def limiter(node: str, mine: Mapping[Pair, Drawn]) -> str:
         for end, busy in zip(pair, one["busy"]):
             ends.setdefault(end, []).append(busy)
     if median(ends[node]) >= BUSY:
-        return f"this node's CPU ({median(ends[node]):.0%} busy)"
+        return f"this node's CPU ({100 * median(ends[node]):.0f} % busy)"
     return "the CPU of " + some(sorted(end for end in ends if max(ends[end]) >= BUSY))
 
 
@@ -297,10 +305,10 @@ def fallen_short(
     }
     if not shares or median(shares.values()) >= LINK_SHARE:
         return None
-    rates, speeds = shown([mine[pair]["gbps"] for pair in shares]), {links[p] for p in shares}
+    rates, speed = shown(mine[pair] for pair in shares), min(links[pair] for pair in shares)
     return warn(
         f"TCP at {rates} with {some(sorted({other(p, node) for p in shares}))}:"
-        f" {median(shares.values()):.0%} of {shown(speeds)} links",
+        f" {100 * median(shares.values()):.0f} % of the links' {speed:g} Gb/s",
         observed=round(median(shares.values()), 2),
         expected=LINK_SHARE,
         details=(INSTRUMENT,),
@@ -309,32 +317,30 @@ def fallen_short(
 
 
 WHICH = {
-    "node": "with all other nodes, both ways",
+    "node": "with all other nodes, both ways,",
     "out": "to the other nodes",
     "in": "from the other nodes",
-    "pair": "with {}, both ways",
+    "pair": "with {}, both ways,",
     "way": "to {}",
     "group": "between {} and the other nodes",
     "cluster": "between all nodes",
 }
 
 
-def failure(
-    node: str, culprit: Culprit, facts: Mapping[str, Mesh], right: float, promised: bool
-) -> Verdict:
+def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh], right: str) -> Verdict:
     """Return the verdict of a node that is to blame, or the first one of a pair."""
     rates = measured(facts)
-    found = [rates[pair]["gbps"] for pair in culprit.pairs]
+    found = [rates[pair] for pair in culprit.pairs]
     several = culprit.kind in ("pair", "way")
     whole = culprit.kind == "cluster" or 2 * len(culprit.nodes) == len(facts)
     names = culprit.nodes
     if culprit.kind != "group":
         names = tuple(one for one in names if one != node)
     which = WHICH[culprit.kind].format(some(names))
-    stalled = "" if max(found) else ": nothing comes through, as where large packets are lost"
+    stalled = not any(one["gbps"] for one in found)
+    why = ": nothing comes through, as where large packets are lost" if stalled else ""
     return fail(
-        f"TCP {which} at {shown(found)}, {right:.3g} Gb/s is {'expected' if promised else 'usual'}"
-        + stalled,
+        f"TCP {which} at {shown(found)}, {right}{why}",
         details=(INSTRUMENT,),
         reproduce=by_hand(min(culprit.pairs), facts),
         scope="pair" if several else "cluster" if whole else "node",
@@ -342,10 +348,10 @@ def failure(
     )
 
 
-def shown(rates: Iterable[float]) -> str:
+def shown(found: Iterable[Drawn]) -> str:
     """Return rates for people: one, or from the least to the greatest."""
-    ends = sorted(rates)
-    least, most = f"{ends[0]:.3g}", f"{ends[-1]:.3g}"
+    rates = sorted(one["gbps"] for one in found)
+    least, most = f"{rates[0]:.3g}", f"{rates[-1]:.3g}"
     return f"{least} Gb/s" if least == most else f"{least} to {most} Gb/s"
 
 
@@ -360,7 +366,7 @@ def pairs(facts: Mapping[str, Mesh]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {node: {} for node in facts}
     for (a, b), one in rates.items():
         slow = one["gbps"] * SLOWER < usual and not is_bound(one)
-        found[a][b] = shown([one["gbps"]]) if slow else ""
+        found[a][b] = shown([one]) if slow else ""
     return found
 
 

@@ -92,7 +92,7 @@ class Source:
     def __init__(self, ask: bytes, answer: bytes) -> None:
         self._ask, self._answer = ask, answer
         self._block = os.urandom(BLOCK)  # what lies between may compress
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, threading.Thread] = {}
 
     def welcome(self, listener: socket.socket) -> None:
         """Let one in."""
@@ -101,14 +101,15 @@ class Source:
             if len(self._open) == CONNECTIONS:
                 close(one)
                 return
-            self._open.add(one)
-            threading.Thread(target=self._serve, args=(one,), daemon=True).start()
+            self._open[one] = threading.Thread(target=self._serve, args=(one,), daemon=True)
+            self._open[one].start()
 
     def close(self) -> None:
         """Send no more."""
-        for one in list(self._open):
+        for one, thread in list(self._open.items()):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+            thread.join(1)
 
     def _serve(self, one: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -117,7 +118,7 @@ class Source:
             if wish[:-1] == self._ask:
                 one.sendall(self._answer)
                 (self._pour if wish.endswith(POUR) else tell)(one)
-        self._open.discard(one)
+        del self._open[one]
         close(one)
 
     def _pour(self, one: socket.socket) -> None:

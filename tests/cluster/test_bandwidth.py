@@ -32,7 +32,7 @@ def test_a_node_with_a_slow_link(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("node", CHECK, ["tb2"])]
     said = summary(report, CHECK, "tb2")
-    assert said.startswith("TCP with all other nodes, both ways at 0.")
+    assert said.startswith("TCP with all other nodes, both ways, at 0.")
     assert said.endswith(" Gb/s is usual")
     words = "; with tb2 it is slow, which is told there"
     assert words in summary(report, CHECK, "tb1")

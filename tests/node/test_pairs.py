@@ -12,8 +12,10 @@ from preflight.node.pairs import (
     Culprit,
     Pair,
     blame,
+    disjoint,
     partners,
     rounds,
+    some_rounds,
     stricken,
     told,
 )
@@ -179,6 +181,24 @@ def test_rounds(count: int) -> None:
         assert len(there) == len(set(there))
     met = [frozenset(pair) for pairs in found for pair in pairs]
     assert len(met) == len(set(met)) == count * (count - 1) // 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 300))
+def test_some_rounds(count: int) -> None:
+    nodes = names(count)
+    found = some_rounds(nodes)
+    if count <= ALL_UP_TO:
+        assert found == rounds(nodes)
+        return
+    assert MEETS <= len(found) <= MEETS + 1
+    for node in nodes:
+        assert sum(node in pair for pairs in found for pair in pairs) >= MEETS
+
+
+def test_disjoint() -> None:
+    pairs = [("a", "b"), ("b", "a"), ("c", "d"), ("b", "c"), ("e", "f")]
+    assert disjoint(pairs) == [[("a", "b"), ("c", "d"), ("e", "f")], [("b", "a")], [("b", "c")]]
 
 
 def test_rows_and_words() -> None:
