@@ -53,7 +53,7 @@ from preflight.node.chosen import (
 )
 from preflight.node.launch import wanted
 from preflight.node.mesh import briefly
-from preflight.node.net import NCCLS, OUTER, Network, main_interfaces, strayed, usual_choice
+from preflight.node.net import NCCLS, Network, main_interfaces, strayed, usual_choice
 from preflight.node.pairs import Culprit, blame, stricken
 
 NAME_IT = "name it for all nodes: launch.interface, or NCCL_SOCKET_IFNAME in launch.env"
@@ -72,7 +72,7 @@ def compare(facts: Mapping[str, Chosen], want: Want) -> dict[str, Verdict]:
     known = {node: fact["network"] for node, fact in facts.items() if fact["network"]}
     found: dict[str, list[Verdict]] = {node: by_itself(fact, want) for node, fact in facts.items()}
     told = [shared(facts), *(reached(slot, facts) for slot in slots(facts))]
-    for one in (*told, closed_in(facts, want), strays(known), rails(known)):
+    for one in (*told, closed_in(facts, known, want), strays(known), rails(known)):
         for node, verdict in one.items():
             found[node].append(verdict)
     return {
@@ -195,7 +195,7 @@ def strays(known: Mapping[str, Network]) -> dict[str, Verdict]:
         say = fail if differing else warn
         found[node] = say(
             f"{words}: {' and '.join(differing)}" if differing else words,
-            fix=f"{NAME_IT}={usual}",
+            fix=f"{NAME_IT}: {usual}",
             reproduce="ip -brief address",
             explains=CARRIED,
         )
@@ -234,7 +234,9 @@ def rails(known: Mapping[str, Network]) -> dict[str, Verdict]:
     return {node: verdict for node, verdict in verdicts.items() if verdict.status != "pass"}
 
 
-def closed_in(facts: Mapping[str, Chosen], want: Want) -> dict[str, Verdict]:
+def closed_in(
+    facts: Mapping[str, Chosen], known: Mapping[str, Network], want: Want
+) -> dict[str, Verdict]:
     """Return what is wrong with a first choice that is an IPv6 address of one link alone.
 
     NCCL takes them. Among themselves they may do, on interfaces of the same number.
@@ -245,8 +247,9 @@ def closed_in(facts: Mapping[str, Chosen], want: Want) -> dict[str, Verdict]:
     for node, one in firsts.items():
         if not one or dialled([one]) or not one["address"] or one["address"].startswith(LOOPBACK):
             continue
-        say = fail if away or one["kind"] not in OUTER else warn
-        other = better(facts[node])
+        aside = one["interface"] in (known[node]["data_plane"]["aside"] if node in known else ())
+        say = fail if away or aside else warn
+        other = better(facts[node], one["interface"])
         found[node] = say(
             "{interface} has only a link-local address ({why})".format(**one),
             fix=f"set NCCL_SOCKET_IFNAME={other}" if other else "give it an address",
@@ -273,7 +276,7 @@ def shared(facts: Mapping[str, Chosen]) -> dict[str, Verdict]:
                         one["by"], one["interface"], address, some(others), one["why"]
                     ),
                     observed=address,
-                    fix=named(one, better(facts[node])),
+                    fix=named(one, better(facts[node], one["interface"])),
                     reproduce="ip -brief address",
                     explains=CARRIED,
                 )
@@ -312,12 +315,8 @@ def reached(slot: Slot, facts: Mapping[str, Chosen]) -> dict[str, Verdict]:
             if asked:
                 tried[a, b] = all(is_well(answers[address]) for address in asked)
     rows = stricken(blame(tried), list(facts))
-    return {
-        node: verdict
-        for node, culprit in rows.items()
-        for verdict in [missed(node, culprit, slot, facts)]
-        if verdict and slot.choices[node]
-    }
+    told = {node: missed(node, culprit, slot, facts) for node, culprit in rows.items()}
+    return {node: verdict for node, verdict in told.items() if verdict}
 
 
 def missed(node: str, culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen]) -> Verdict | None:
@@ -333,6 +332,8 @@ def missed(node: str, culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen])
         return None
     a, b = min(culprit.pairs)
     at = node if culprit.kind in ("node", "in", "group", "cluster") else b
+    if not slot.choices[at]:
+        return None
     one, result = most_bad(at, culprit, slot, facts)
     by = " and ".join(users(facts[at], one["address"]))
     place = "{interface} ({address})".format(**one)

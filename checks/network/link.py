@@ -3,8 +3,10 @@
 Why: one link that fell back to 1 Gb/s, after a bad cable or a failed negotiation, sets the pace
    of every collective; a link that is down leaves NCCL another interface, or none.
 Facts: see network.mtu: speed_mbps (0 where it is not told, as of most virtual interfaces), duplex,
-   up (as the administrator set it), running (with a carrier), members of a bond.
-Source: SIOCETHTOOL and SIOCGIFFLAGS (netdevice(7)) by psutil; /sys/class/net/*/bonding/slaves.
+   up (as the administrator set it), running (with a carrier), bond (mode, policy) and its members
+   (running, speed_mbps, idle: why LACP does not use it).
+Source: SIOCETHTOOL and SIOCGIFFLAGS (netdevice(7)) by psutil; /sys/class/net/*/bonding and
+   bonding_slave (bonding.rst).
 Fix: see `ethtool NAME` for what either side offers; reseat or change the cable or transceiver, and
     see the switch port's speed and errors.
 """
@@ -16,6 +18,7 @@ from typing import Mapping, Sequence
 
 from preflight.api import (
     STATUSES,
+    WARN,
     Check,
     Expect,
     Verdict,
@@ -27,6 +30,7 @@ from preflight.api import (
     unknown,
     warn,
 )
+from preflight.node.bonds import LACP, NO_PARTNER, Bond
 from preflight.node.launch import wanted
 from preflight.node.net import (
     Interface,
@@ -44,16 +48,22 @@ SLOWS = (
 """What a link can do that is there, but slow; it loses no packet and closes no port."""
 CHOSEN = ("network.interface",)
 """What the speed of a link can follow from: that it is the link of another interface."""
+BACKUP = "active-backup"
+HASHES = ("balance-xor", LACP)
+"""Modes that choose a member by xmit_hash_policy. Of layer2 and layer2+3 all packets between two
+nodes take one member, as their addresses are the same (bonding.rst)."""
+GROUP = "put the switch's ports into one LACP group (port channel)"
 FALLEN = 4
 """Times slower: one lane of four, as 25 of 100 Gb/s. A newer node is mostly twice as fast."""
 
 
 def compare(facts: Mapping[str, Network], want: Want) -> dict[str, Verdict]:
     paced = pace(comparable(facts), want)
+    modes = alike({node: main_interfaces(fact) for node, fact in facts.items()})
     verdicts = {}
     for node, fact in facts.items():
         used = main_interfaces(fact)
-        found = (down(fact), half(used), paced.get(node), bonded(used))
+        found = (down(fact), half(used), paced.get(node), modes.get(node), *bonded(used))
         verdicts[node] = gravest([verdict for verdict in found if verdict])
     return verdicts
 
@@ -170,20 +180,92 @@ def half(found: Sequence[Interface]) -> Verdict | None:
     return None
 
 
-def bonded(found: Sequence[Interface]) -> Verdict | None:
-    """Return what is to be said of a bond that has lost a member."""
+# ---- bonds ---------------------------------------------------------------------------------
+
+
+def bonded(found: Sequence[Interface]) -> list[Verdict]:
+    """Return what is to be said of bonds."""
+    verdicts = []
     for one in found:
-        lost = [member["name"] for member in one["members"] if not member["running"]]
-        if lost:
-            return warn(
-                "{} is without {} of its {} members: {}".format(
-                    one["name"], len(lost), len(one["members"]), ", ".join(lost)
-                ),
-                observed=lost,
-                reproduce="cat /proc/net/bonding/"
-                + (one["name"] if one["kind"] == "bond" else "*"),
-            )
-    return None
+        share = one.get("bond")
+        if share:
+            told = lost(one), unequal(one, share), ordered(one, share), spread(one, share)
+            see = "cat /proc/net/bonding/" + share["name"]
+            verdicts += [replace(verdict, reproduce=see) for verdict in told if verdict]
+    return verdicts
+
+
+def lost(one: Interface) -> Verdict | None:
+    """Return a warning of members that do not take part."""
+    running = [member for member in one["members"] if member["running"]]
+    if len(running) > 1 and all(member["idle"] == NO_PARTNER for member in running):
+        return warn(
+            "{} has no LACP partner: one of its {} members carries all".format(
+                one["name"], len(one["members"])
+            ),
+            observed=[member["name"] for member in running],
+            fix=GROUP,
+        )
+    away = [member for member in one["members"] if not member["running"] or member["idle"]]
+    if not away:
+        return None
+    names = [m["name"] + (f" ({m['idle']})" if m["running"] else "") for m in away]
+    return warn(
+        "{} is without {} of its {} members: {}".format(
+            one["name"], len(away), len(one["members"]), ", ".join(names)
+        ),
+        observed=[member["name"] for member in away],
+        fix=GROUP if all(member["running"] for member in away) else None,
+    )
+
+
+def unequal(one: Interface, share: Bond) -> Verdict | None:
+    """Return a warning of members of different speeds, which LACP would not put together."""
+    speeds = {m["name"]: m["speed_mbps"] for m in one["members"] if m["running"]}
+    if share["mode"] == BACKUP or not all(speeds.values()) or len({*speeds.values()}) < 2:
+        return None
+    each = ", ".join(f"{name} {speed / 1000:g} Gb/s" for name, speed in speeds.items())
+    return warn(f"members of {one['name']} differ in speed: {each}", observed=speeds)
+
+
+def ordered(one: Interface, share: Bond) -> Verdict | None:
+    """Return a warning of packets that overtake each other."""
+    if share["mode"] != "balance-rr" or len(one["members"]) < 2:
+        return None
+    return warn(
+        f"{one['name']} is a bond in mode balance-rr: packets of one connection overtake each other,"
+        " which TCP takes for loss",
+        observed="balance-rr",
+        fix=f"make {one['name']} a bond in mode 802.3ad; {GROUP}",
+    )
+
+
+def spread(one: Interface, share: Bond) -> Verdict | None:
+    """Return a warning of a bond of which two nodes use one member between them."""
+    running = sum(m["running"] and not m["idle"] for m in one["members"])
+    policy, mode = share["policy"], share["mode"]
+    if running < 2 or mode not in HASHES or not policy or policy.endswith("3+4"):
+        return None
+    return warn(
+        f"{one['name']} sends all that goes to one node by one of its {running} members:"
+        f" xmit_hash_policy {policy}",
+        observed=policy,
+        expected="layer3+4",
+        fix=f"ip link set dev {share['name']} type bond xmit_hash_policy layer3+4, and the same on"
+        " the switch; where RoCE carries the data, NCCL_IB_QPS_PER_CONNECTION=2 too",
+    )
+
+
+def alike(used: Mapping[str, Sequence[Interface]]) -> dict[str, Verdict]:
+    """Return warnings of bonds in another mode than most nodes'."""
+    modes = {
+        node: found[0]["bond"]["mode"]
+        for node, found in used.items()
+        if found and found[0].get("bond", {}).get("mode")
+    }
+    fix = "give the bonds of all nodes one mode, and the switch's ports what it needs"
+    verdicts = same_everywhere(modes, "bond mode", say=warn, fix=fix)
+    return {node: verdict for node, verdict in verdicts.items() if verdict.status == WARN}
 
 
 CHECK = Check(
@@ -192,7 +274,7 @@ CHECK = Check(
     compare=compare,
     expects=(Expect("nic_speed_gbps", float, "Gb/s", "speed of each link of the data plane"),),
     explains=(
-        *("network.mtu", "network.route", "network.port"),
+        *("network.mtu", "network.route", "network.ephemeral", "network.port"),
         *("network.path_mtu", *SLOWS),
     ),
 )

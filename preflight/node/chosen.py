@@ -131,10 +131,10 @@ def first(fact: Chosen) -> Choice | None:
     return next((one for one in fact["choices"] if one["by"] == NCCL), None)
 
 
-def better(fact: Chosen) -> str:
-    """Return an interface of a node that others might reach; empty without one."""
-    ones = (i for i in interfaces_of(fact) if i["kind"] not in INNER and reachable(i))
-    return next((i["name"] for i in ones), "")
+def better(fact: Chosen, than: str) -> str:
+    """Return another interface of a node that others might reach; empty without one."""
+    ones = (i for i in interfaces_of(fact) if i["kind"] not in (*INNER, "loopback"))
+    return next((i["name"] for i in ones if reachable(i) and i["name"] != than), "")
 
 
 def is_one(fact: Chosen, other: Chosen) -> bool:
