@@ -233,8 +233,8 @@ def ordered(one: Interface, share: Bond) -> Verdict | None:
     if share["mode"] != "balance-rr" or len(one["members"]) < 2:
         return None
     return warn(
-        f"{one['name']} is a bond in mode balance-rr: packets of one connection overtake each other,"
-        " which TCP takes for loss",
+        f"{one['name']} is a bond in mode balance-rr: packets of one connection overtake"
+        " each other, which TCP takes for loss",
         observed="balance-rr",
         fix=f"make {one['name']} a bond in mode 802.3ad; {GROUP}",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence, TypedDict
 
 from preflight.api import Node, majority
+from preflight.node.bonds import Bond, Member, bond, members
 from preflight.node.launch import Setting, settings, tcp_only
 
 CLASS = "/sys/class/net"
@@ -27,14 +28,13 @@ CLOSED_IN = ("127.", "::1", "169.254.", "fe8", "fe9", "fea", "feb")
 """Loopback and link-local addresses begin so: of no use to other nodes."""
 
 
-class Member(TypedDict):
-    """An interface within a bond, or within the bond below a VLAN."""
+class Bonded(TypedDict, total=False):
+    """What an interface has only if it is a bond, or lies on one."""
 
-    name: str
-    running: bool
+    bond: Bond
 
 
-class Interface(TypedDict):
+class Interface(Bonded):
     """One interface. `up` is what an administrator set; `running`, that it has a carrier too."""
 
     name: str
@@ -93,7 +93,9 @@ def interfaces(node: Node, launch: Mapping[str, Any]) -> Network:
     shown = [i for i in found if i["name"] in used or reachable(i)]
     for one in shown:
         one["kind"] = kind(node, one["name"])
-        one["members"] = members(node, one, stats)
+        for below in bonds(node, one):
+            one["bond"] = bond(node, below)
+            one["members"] += members(node, one["bond"], stats)
     if is_unnamed(chosen):
         put_aside(chosen, [i for i in shown if i["name"] in chosen["names"]])
     several = len(chosen["names"]) + len(chosen["aside"]) > 1
@@ -163,20 +165,18 @@ def leads_out(node: Node, bridge: str) -> bool:
     return any(kind(node, port) in OUTER for port in node.listdir(f"{CLASS}/{bridge}/brif") or ())
 
 
-def members(node: Node, one: Interface, stats: Mapping[str, Any]) -> list[Member]:
-    """Return the interfaces within a bond, or within the bond that a VLAN or bridge lies on.
+def bonds(node: Node, one: Interface) -> list[str]:
+    """Return the bond that an interface is, or those that a VLAN or bridge may lie on.
 
-    Source: bonding/slaves (kernel's bonding.rst), lower_* (sysfs-class-net).
+    Source: lower_* (sysfs-class-net).
     """
-    bonds = [one["name"]] if one["kind"] == "bond" else []
-    if one["kind"] in {"vlan", OUTER_BRIDGE}:
-        files = node.listdir("{}/{}".format(CLASS, one["name"])) or ()
-        bonds = [file[len(LOWER) :] for file in files if file.startswith(LOWER)]
-    return [
-        Member(name=n, running=n in stats and "running" in stats[n]["flags"].split(","))
-        for bond in bonds
-        for n in (node.read(f"{CLASS}/{bond}/bonding/slaves") or "").split()
-    ]
+    if one["kind"] == "bond":
+        return [one["name"]]
+    if one["kind"] not in {"vlan", OUTER_BRIDGE}:
+        return []
+    files = node.listdir("{}/{}".format(CLASS, one["name"])) or ()
+    lower = (file[len(LOWER) :] for file in files if file.startswith(LOWER))
+    return [name for name in lower if node.read(f"{CLASS}/{name}/bonding/slaves") is not None]
 
 
 def reachable(one: Interface) -> str:
