@@ -12,7 +12,7 @@ import signal
 from typing import Any, Mapping, Protocol
 
 from preflight.api import Account, Node, Ran, Unobservable, some
-from preflight.node.variables import NAMES, SECRETS
+from preflight.node.variables import NAMES, PROXIES, SECRETS
 
 EXEC_ENGINES = ("docker", "podman")
 LIMIT_S = 8
@@ -25,6 +25,14 @@ BREAK, END = "\1", "."
 LOOK = rf"""
 lines() {{
   while IFS= read -r line || [ -n "$line" ]; do printf '+%s\n' "$line"; done
+}}
+hide() {{
+  while IFS= read -r line || [ -n "$line" ]; do
+    case $line in
+      *[Pp][Rr][Oo][Xx][Yy]=*@*) line="${{line%%=*}}=(hidden)@${{line##*@}}" ;;
+    esac
+    printf '%s\n' "$line"
+  done
 }}
 file() {{
   [ -f "$1" ] || return 0
@@ -47,8 +55,8 @@ while IFS=: read -r number name path; do
   done
 done </proc/self/cgroup
 echo ={ENVIRON}
-tr '\000\012' '\012\001' </proc/$$/environ | LC_ALL=C grep -E '^({NAMES}|HOME)=' |
-  LC_ALL=C grep -vE '^([^=]*_)?({SECRETS})(_[^=]*)?=' | lines
+tr '\000\012' '\012\001' </proc/$$/environ | LC_ALL=C grep -E '^({NAMES}|{PROXIES}|HOME)=' |
+  LC_ALL=C grep -vE '^([^=]*_)?({SECRETS})(_[^=]*)?=' | hide | lines
 file "${{NCCL_CONF_FILE:-$HOME/.nccl.conf}}"
 file /etc/nccl.conf
 echo {END}

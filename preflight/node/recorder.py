@@ -13,10 +13,9 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Sequence
 
 from preflight.api import Absent, Account, Node, Ran, Unobservable, Visit
 from preflight.node.replay import Replay, key
-from preflight.node.variables import SECRET
+from preflight.node.variables import HIDDEN, SECRET, without_login
 
 Answers = Dict[str, Dict[str, Any]]
-HIDDEN = "(hidden)"
 
 
 class Looked(Mapping[str, str]):
@@ -31,7 +30,7 @@ class Looked(Mapping[str, str]):
         self._environ, self._keep = environ, keep
 
     def __getitem__(self, name: str) -> str:
-        value = self._environ[name]
+        value = without_login(name, self._environ[name])
         if SECRET.search(name):
             value = HIDDEN
         self._keep(name, value)
