@@ -20,7 +20,7 @@ from typing import Any, Mapping, TypedDict
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown
 from preflight.node.launch import wanted
 from preflight.node.mesh import Answer, addresses, briefly, dial_all, hold, in_words, message
-from preflight.node.pairs import Culprit, Pair, blame, partners, stricken, told
+from preflight.node.pairs import ALL_UP_TO, Culprit, Pair, blame, partners, stricken, told
 from preflight.node.ports import CONNECT_S, ECHO_S, OK
 
 PORTS = 2
@@ -79,36 +79,38 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
 def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
     if len(want.nodes) == 1:
         return {node: skip("one node alone meets no other") for node in facts}
-    tried = {(a, b): is_well(got) for a, fact in facts.items() for b, got in met(fact).items()}
+    tried = {
+        (a, b): all(one["result"] == OK for one in got)
+        for a, fact in facts.items()
+        for b, got in fact["answers"].items()
+        if got
+    }
     rows = stricken(blame(tried), list(facts))
     return {
         node: unknown(fact["problem"])
         if fact["problem"]
         else failure(node, rows[node], facts)
         if node in rows
-        else well(node, tried)
+        else well(node, tried, len(facts))
         for node, fact in facts.items()
     }
 
 
-def met(fact: Mesh) -> dict[str, list[Answer]]:
-    return {peer: got for peer, got in fact["answers"].items() if got}
-
-
-def is_well(got: list[Answer]) -> bool:
-    return all(one["result"] == OK for one in got)
-
-
-def well(node: str, tried: Mapping[Pair, bool]) -> Verdict:
+def well(node: str, tried: Mapping[Pair, bool], count: int) -> Verdict:
     """Return the verdict of a node that is not to blame for what does not work."""
-    mine = {(set(pair) - {node}).pop(): good for pair, good in tried.items() if node in pair}
-    bad = {(set(pair) - {node}).pop() for pair, good in tried.items() if node in pair and not good}
-    if not mine:
+    met: dict[str, bool] = {}
+    for pair, good in tried.items():
+        if node in pair:
+            other = pair[1] if pair[0] == node else pair[0]
+            met[other] = good and met.get(other, True)
+    if not met:
         return unknown("no other node could be dialled")
+    bad = sorted(other for other, good in met.items() if not good)
+    sample = f", a sample of {count - 1}" if count > ALL_UP_TO else ""
     if bad:
-        rest = f"; with {some(sorted(bad))} it does not, which is told there"
-        return ok(f"meets {len(mine) - len(bad)} of {len(mine)} nodes on random ports{rest}")
-    return ok(f"meets {some(sorted(mine))} on random ports, both ways")
+        rest = f"; with {some(bad)} it does not, which is told there"
+        return ok(f"meets {len(met) - len(bad)} of {len(met)} nodes{sample} on random ports{rest}")
+    return ok(f"meets {some(sorted(met))}{sample} on random ports, both ways")
 
 
 def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
