@@ -27,11 +27,13 @@ PORTS = 2
 """Of each node: one could be a port that happens to be let through."""
 DIAL_S = 3 * (CONNECT_S + ECHO_S) + 5
 """For all dials of a node: 128 are under way at once, of which all may be silent."""
+FIREWALL = "network.firewall"
 LOST = ("filtered", "unreachable", "no route")
 """Results that a link which is down can cause too."""
 FIX = (
     "let TCP ports {low} to {high} (net.ipv4.ip_local_port_range) through between the nodes: see"
-    " nft list ruleset, or iptables -S; in a cloud, the security group too"
+    " nft list ruleset, or iptables -S; where network.firewall (as root) finds no such rule on"
+    " either node, see the security group of the cloud or the ACLs of the switches"
 )
 LOW, HIGH = 32768, 60999
 """Linux's own range; a node's may be another one."""
@@ -135,7 +137,7 @@ def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
         reproduce=f"on {a}: nc -vz -w 3 {address} {port}, while on {b}: nc -l {port}",
         scope="pair" if several else "cluster" if whole else "node",
         peers=tuple(one for one in culprit.nodes if one != node) if several else (),
-        explained_by=None if result in LOST or result == "not permitted" else (),
+        explained_by=None if result in LOST else (FIREWALL,),
     )
 
 

@@ -1,14 +1,17 @@
 """The launch port is free on the master, and every node reaches it there.
 
 Why: rank 0 listens on it and all others dial it. A port that is taken ends the job at once; one
-    behind a firewall leaves all ranks waiting for the rendezvous until it times out.
-Facts: listener (why our own could not be opened on the master, and who holds the port), dial (what
-    came of connecting to it, from which address and interface, the master itself included),
-    address (the master's on its data plane, else another one), meeting (the same of the master's
-    address that MASTER_ADDR means on the node, if that is another). A dial counts as ok when our
-    listener answers a secret with another one. Nothing connects to a port that somebody else holds.
+    behind a firewall leaves all ranks waiting for the rendezvous until it times out. With another
+    order of nodes, or an elastic restart, another node is the master: each is tried as one too.
+Facts: listener (why our own could not be opened on the node, and who holds the port), dial (what
+    came of connecting to the master's, from which address and interface, the master itself
+    included), address (the master's on its data plane, else another one), meeting (the same of the
+    master's address that MASTER_ADDR means on the node, if that is another), others (what came of
+    connecting to the listeners of other nodes, above 64 nodes of a sample). A dial counts as ok
+    when our listener answers a secret with another one. Nothing connects to a port that somebody
+    else holds.
 Source: bind(2), connect(2), getaddrinfo(3), /proc/net/tcp and tcp6; pid and program by psutil where
-    permitted.
+    permitted; ip(7) IP_RECVERR for the ICMP message.
 Fix: let the port through between the nodes, or name another one: launch.port.
 """
 
@@ -31,27 +34,29 @@ from preflight.api import (
     ok,
     skip,
     unknown,
+    warn,
 )
 from preflight.node.launch import settings, wanted
+from preflight.node.mesh import Answer, addresses, dial_all, hold, in_words, message
 from preflight.node.net import interfaces, meeting_address
-from preflight.node.ports import CONNECT_S, ECHO_S, OK, Dial, Holder, Listener, dial, listen
+from preflight.node.pairs import blame, partners, stricken, told
+from preflight.node.ports import CONNECT_S, ECHO_S, OK, Dial, Listener, dial, listen, who
 
 DIAL_S = CONNECT_S + ECHO_S + 2
 """For one dial, with some time for a busy node."""
-WORDS = {
-    "filtered": f"no answer in {CONNECT_S:g} s, as where a firewall drops it",
-    "refused": "refused although our listener was there, as where a firewall resets it",
-    "unreachable": "no route to host, as where a firewall rejects it or the address is gone",
-    "no route": "no route to that network",
-    "reset": "connected, then reset",
-    "not permitted": "this node's own firewall forbids it",
-    "silent": "accepted, but our listener never answered, as behind a proxy or service mesh",
-    "foreign": "accepted by something that is not our listener, as by a proxy or service mesh",
-}
+MESH_S = DIAL_S
+"""For all dials to others: they are under way at once."""
+NONE: Mapping[str, Any] = {"ports": ()}
 OWN_FAULT = ("not permitted",)
 """Results that only the dialling node itself can have caused."""
 LOST = ("filtered", "unreachable", "no route")
 """Results that a link which is down, or another interface, can cause too."""
+ELSEWHERE = ("network.firewall", "network.ephemeral")
+"""What can explain all others: the same wall or proxy before all ports."""
+BEYOND = (
+    "; where network.firewall (as root) finds no such rule on either node, see the security group"
+    " of the cloud or the ACLs of the switches"
+)
 MASTER = "MASTER_ADDR"
 
 
@@ -73,6 +78,7 @@ class Reach(TypedDict):
     dial: Dial | None
     problem: str
     meeting: Meeting | None
+    others: dict[str, list[Answer]]
 
 
 def exercise(fleet: Fleet, want: Want) -> dict[str, Reach]:
@@ -99,16 +105,36 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Reach]:
                 fleet.map(dial, {n: (there, port, *secrets) for n, there in way.items()}, DIAL_S)
                 for way in (data, named)
             )
+    if dials[0]:
+        try_others(fleet, want, reach)
     why = message(network) or f"the master {master} has no address that others could use"
     for node, fact in reach.items():
         fact["address"] = address
-        if node != master and not address:
-            fact["problem"] = why
+        fact["problem"] = fact["problem"] or ("" if address or node == master else why)
         if node in dials[0]:
             fact["dial"], fact["problem"] = dials[0][node].value, message(dials[0][node])
         if node in dials[1]:
             fact["meeting"] = met(named[node], dials[1][node])
     return reach
+
+
+def try_others(fleet: Fleet, want: Want, reach: Mapping[str, Reach]) -> None:
+    """See who reaches which other node on the launch port, as if that were the master."""
+    master, port = want.launch["master"], want.launch["port"]
+    known, _ = addresses(fleet, want)
+    secrets = os.urandom(16).hex(), os.urandom(16).hex()
+    asked = {node: ([port], *secrets) for node in known if node != master}
+    with fleet.start_all(hold, asked) as running:
+        held = {n: one.ready for n, one in running.items() if not isinstance(one, Reply)}
+        for node, one in held.items():
+            reach[node]["listener"] = next(iter(one["listeners"]), None)
+        targets = {
+            node: ({o: (known[o], [port]) for o in others if any(held.get(o, NONE)["ports"])},)
+            for node, others in partners([*known], master).items()
+        }
+        dialling = {node: (*to, *secrets) for node, to in targets.items() if to[0]}
+        for node, reply in fleet.map(dial_all, dialling, MESH_S).items():
+            reach[node]["others"] = reply.value or {}
 
 
 def met(address: str, reply: Reply) -> Meeting:
@@ -136,13 +162,15 @@ def meant(node: Node, launch: Mapping[str, Any]) -> list[str]:
 def blank(master: str, port: int) -> Reach:
     """Return what is known of a node before anything was tried."""
     return Reach(
-        master=master, address="", port=port, listener=None, dial=None, problem="", meeting=None
+        master=master,
+        address="",
+        port=port,
+        listener=None,
+        dial=None,
+        problem="",
+        meeting=None,
+        others={},
     )
-
-
-def message(reply: Reply) -> str:
-    """Return why a call has no value, or nothing."""
-    return str(reply.problem["message"]) if reply.problem else ""
 
 
 # ---- judging -------------------------------------------------------------------------------
@@ -183,10 +211,38 @@ def compare(facts: Mapping[str, Reach], want: Want) -> dict[str, Verdict]:
         if met:
             named[node] = Way(master, met["address"], port, MASTER, met["dial"], met["problem"])
     by_data, by_name = judged(data, master), judged(named, master) if named else {}
-    return {
-        node: gravest([verdict, *([by_name[node]] if node in by_name else [])])
-        for node, verdict in by_data.items()
+    instead = in_its_place(facts, master, port)
+    found = {
+        node: [one[node] for one in (by_data, by_name, instead) if node in one] for node in by_data
     }
+    return {node: gravest(verdicts) for node, verdicts in found.items()}
+
+
+def in_its_place(facts: Mapping[str, Reach], master: str, port: int) -> dict[str, Verdict]:
+    """Return warnings of nodes that could not be the master, or do not reach such a one."""
+    found = {
+        node: could_not(taken(port, fact["listener"]).summary)
+        for node, fact in facts.items()
+        if node != master and fact["listener"] and fact["listener"]["error"]
+    }
+    tried = {
+        (a, b): all(one["result"] == OK for one in got)
+        for a, fact in facts.items()
+        for b, got in fact["others"].items()
+        if got
+    }
+    for node, culprit in stricken(blame(tried), list(facts)).items():
+        bad = [one for a, b in sorted(culprit.pairs) for one in facts[a]["others"][b]]
+        words = usual([in_words(one) for one in bad if one["result"] != OK])
+        why = f"{told(culprit, node)} on port {port}: {words}"
+        found.setdefault(node, could_not(why, culprit.kind in ("in", "node")))
+    return found
+
+
+def could_not(why: str, itself: bool = True) -> Verdict:
+    """Return the warning of a launch port that would not do if another node were the master."""
+    fix = "let the launch port through between all nodes, or see that the master stays the same"
+    return warn(f"{'could not be the' if itself else 'with another'} master: {why}", fix=fix)
 
 
 def gravest(found: Sequence[Verdict]) -> Verdict:
@@ -198,11 +254,11 @@ def gravest(found: Sequence[Verdict]) -> Verdict:
 
 def judged(ways: Mapping[str, Way], master: str) -> dict[str, Verdict]:
     """Return the verdicts of one way to the master, by node; the master's own is always there."""
-    results = {node: way.dial["result"] for node, way in ways.items() if way.dial}
-    at_fault = blocked(results, master)
+    dials = {node: way.dial for node, way in ways.items() if way.dial}
+    at_fault = blocked({node: one["result"] for node, one in dials.items()}, master)
     verdicts = {n: of_node(way, at_fault) for n, way in ways.items() if n != master}
     own = ways.get(master) or next(iter(ways.values()))._replace(dial=None)
-    return {**verdicts, master: of_master(own, results, at_fault)}
+    return {**verdicts, master: of_master(own, dials, at_fault)}
 
 
 def blocked(results: Mapping[str, str], master: str) -> str:
@@ -219,15 +275,19 @@ def blocked(results: Mapping[str, str], master: str) -> str:
     return Counter(outer).most_common(1)[0][0]
 
 
-def of_master(way: Way, results: Mapping[str, str], at_fault: str) -> Verdict:
+def of_master(way: Way, dials: Mapping[str, Dial], at_fault: str) -> Verdict:
     """Return the verdict of the node that has the port."""
     itself = way.dial["result"] if way.dial else OK
     if at_fault:
         who = "no other node reaches" if itself == OK else "no node reaches"
-        return unreached(f"{who} {way.place}: {told(at_fault)}", way, at_fault)
-    if itself != OK:
-        return unreached(f"does not reach itself at {way.place}: {told(itself)}", way, itself)
-    others = [result for node, result in results.items() if node != way.master]
+        # the master's own dial last: no ICMP message turns that one away
+        met = sorted(dials, key=lambda node: node == way.master)
+        words = usual([in_words(dials[n]) for n in met if dials[n]["result"] == at_fault])
+        return unreached(f"{who} {way.place}: {words}", way, at_fault)
+    if way.dial and itself != OK:
+        summary = f"does not reach itself at {way.place}: {in_words(way.dial)}"
+        return unreached(summary, way, itself)
+    others = [one["result"] for node, one in dials.items() if node != way.master]
     count = f"; {others.count(OK)} of {len(others)} other nodes reach it at {way.place}"
     return ok(f"port {way.port} is free" + (count if others else ""))
 
@@ -242,7 +302,7 @@ def of_node(way: Way, at_fault: str) -> Verdict:
     route += " ({})".format(own["interface"]) if own["interface"] else ""
     if own["result"] == OK:
         return ok(f"reaches {place}{route}")
-    summary = f"does not reach {place}{route}: " + told(own["result"])
+    summary = f"does not reach {place}{route}: " + in_words(own)
     if own["result"] in OWN_FAULT:
         return unreached(summary, way, own["result"])
     if at_fault == own["result"]:
@@ -252,9 +312,9 @@ def of_node(way: Way, at_fault: str) -> Verdict:
     return replace(unreached(summary, way, own["result"]), scope="pair", peers=(master,))
 
 
-def told(result: str) -> str:
-    """Return the result of a dial in words."""
-    return WORDS.get(result, result)
+def usual(words: Sequence[str]) -> str:
+    """Return what most say."""
+    return Counter(words).most_common(1)[0][0]
 
 
 def unreached(summary: str, way: Way, result: str) -> Verdict:
@@ -262,7 +322,7 @@ def unreached(summary: str, way: Way, result: str) -> Verdict:
     port, master, address = way.port, way.master, way.address
     wall = f"on {master}: nft list ruleset (or iptables -S), and let TCP port {port} in"
     fixes = {
-        "filtered": wall + "; in a cloud, in the security group too",
+        "filtered": wall + BEYOND,
         "refused": wall,
         "unreachable": wall + "; if there is no such rule, see that ping gets through",
         "no route": f"see `ip route get {address}`, and add the route",
@@ -276,7 +336,7 @@ def unreached(summary: str, way: Way, result: str) -> Verdict:
         fix=fixes.get(result, proxied),
         reproduce=f"nc -vz -w 3 {address} {port}, while `nc -l {port}` runs on {master}",
         # the data plane's state says nothing of the way by MASTER_ADDR
-        explained_by=None if result in LOST and not way.name else (),
+        explained_by=() if way.name else None if result in LOST else ELSEWHERE,
     )
 
 
@@ -302,23 +362,6 @@ def taken(port: int, listener: Listener) -> Verdict:
     if holder["pid"]:
         end = "kill {}, if it is a leftover; or {}".format(holder["pid"], other)
     return own(f"port {port} is {how} by {who(holder)}", observed=holder, fix=end, reproduce=see)
-
-
-def who(holder: Holder) -> str:
-    """Return a process in words, as far as the login user may see it."""
-    user = holder["user"] or "uid {}".format(holder["uid"])
-    if not holder["pid"]:
-        return f"a process of {user}, whose pid only {user} and root can see"
-    since = "" if holder["seconds"] is None else " for " + age(holder["seconds"])
-    return "pid {} ({}) of {}{}".format(holder["pid"], holder["program"], user, since)
-
-
-def age(seconds: float) -> str:
-    """Return a span of time for people."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
 
 
 def written(address: str) -> str:

@@ -41,11 +41,17 @@ def why_not(one: Loaded, recording: Recording, want: Want) -> str:
 def traffic(exercise: Callable[..., object]) -> Iterator[tuple[str, str]]:
     """Yield module and name of functions that an exercise can call on nodes and that use sockets.
 
-    They are told by the module `socket` in theirs: run here, they would use the real network.
+    They are told by the module `socket` in theirs, and by a node that they are given: run here,
+    they would use the real network.
     """
     for one in getattr(exercise, "__globals__", {}).values():
-        if inspect.isfunction(one) and "socket" in one.__globals__:
+        if inspect.isfunction(one) and "socket" in one.__globals__ and is_given_a_node(one):
             yield one.__module__, one.__name__
+
+
+def is_given_a_node(function: Callable[..., object]) -> bool:
+    """Whether a function runs on nodes."""
+    return next(iter(inspect.signature(function).parameters), "") == "node"
 
 
 def recorded(exercises: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, str]]:

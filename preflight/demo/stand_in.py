@@ -21,6 +21,9 @@ from typing import Any
 RECORDING = "PREFLIGHT_DEMO_RECORDING"
 """The variable that names this node's recording."""
 
+EACH = "*"
+"""In a recording: any other node."""
+
 
 def main() -> None:
     """Become the node, then run what follows `-c`."""
@@ -56,13 +59,16 @@ def furnish(node: Mapping[str, Any], exercises: Mapping[str, Mapping[str, Any]])
 def replayed(answer: Any) -> Callable[..., Any]:
     """Return what stands in for a function: it gives its recorded answer.
 
-    One that stays says that it is in place, and answers when it is told to stop.
+    One that stays says so of what is in place, and answers when it is told to stop. One that goes
+    to others answers for each of those by name, the same for all.
     """
 
     def function(node: Any, *args: Any) -> Any:  # noqa: ARG001 - every probe's signature
         if args and hasattr(args[0], "ready"):
-            args[0].ready({})
+            args[0].ready(answer)
             select.select([args[0]], [], [])
+        if isinstance(answer, dict) and set(answer) == {EACH}:
+            return dict.fromkeys(args[0], answer[EACH])
         return answer
 
     return function

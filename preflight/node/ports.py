@@ -6,6 +6,7 @@ listener that preflight opened itself, since a stranger on a job's port can hang
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
@@ -14,6 +15,7 @@ import time
 from typing import Any, Sequence, TypedDict
 
 from preflight.api import Absent, Node, Opened, Unobservable
+from preflight.node.icmp import RECVERR, turned_away
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 LISTEN, TIME_WAIT = "0A", "06"
@@ -25,6 +27,8 @@ MAPPED = "::ffff:"
 """Begins the address of an IPv4 client on a listener for both families."""
 STRANGERS = 64
 """Different ones that are kept."""
+BEGIN = 16
+"""Bytes that are kept of what a stranger says: enough to tell what it is, too few for a secret."""
 CLIENTS = 1024
 """Connections that a listener holds at once; more are turned away."""
 RESULTS = {
@@ -67,6 +71,8 @@ class Stranger(TypedDict):
     port: int
     """Of the listener."""
     count: int
+    said: str
+    """How the first that said anything began, as Python writes bytes."""
 
 
 class Dial(TypedDict):
@@ -75,6 +81,10 @@ class Dial(TypedDict):
     result: str
     """`ok`, `filtered` (no answer), `silent` or `foreign` (accepted, but not by our listener),
     one of `RESULTS`, or the errno's name."""
+    icmp: str
+    """The ICMP message that turned it away, in words; empty if none did, or none is told."""
+    by: str
+    """Who sent that message."""
     source: str
     """The address it went out from, empty without a route."""
     interface: str
@@ -160,7 +170,7 @@ class Reception:
         self._ask, self._answer = ask, answer
         self._doors = {one.fileno(): one for one in listeners}
         self._clients: dict[int, Client] = {}
-        self._strange: dict[tuple[str, int], int] = {}
+        self._strange: dict[tuple[str, int], Stranger] = {}
         for fd in self._doors:
             self.poller.register(fd, select.POLLIN)
 
@@ -176,7 +186,7 @@ class Reception:
         """Return who did not say the secret, those included that are still there."""
         while self._clients:
             self._part(self._clients.popitem()[1])
-        return [Stranger(address=a, port=p, count=count) for (a, p), count in self._strange.items()]
+        return list(self._strange.values())
 
     def close(self) -> None:
         """Let go of all clients."""
@@ -210,9 +220,15 @@ class Reception:
 
     def _part(self, client: Client) -> None:
         close(client.socket)
-        known, who = client.heard == self._ask, client.whence
-        if not known and (who in self._strange or len(self._strange) < STRANGERS):
-            self._strange[who] = self._strange.get(who, 0) + 1
+        address, port = client.whence
+        if client.heard == self._ask:
+            return
+        if client.whence not in self._strange and len(self._strange) == STRANGERS:
+            return
+        new = Stranger(address=address, port=port, count=0, said="")
+        one = self._strange.setdefault(client.whence, new)
+        one["count"] += 1
+        one["said"] = one["said"] or repr(client.heard[:BEGIN])[2:-1]
 
 
 class Client:
@@ -234,17 +250,21 @@ def close(client: socket.socket) -> None:
 def dial(node: Node, address: str, port: int, ask: str, answer: str) -> Dial:
     """Connect to our own listener, prove that it is ours, and hang up first."""
     begun = time.monotonic()
-    result = tried(address, port, ask.encode(), answer.encode())
+    result, icmp, by = tried(address, port, ask.encode(), answer.encode())
     spent = round((time.monotonic() - begun) * 1000, 1)
     source = source_address(address, port)
-    return Dial(result=result, source=source, interface=interface_of(node, source), ms=spent)
+    by_way = interface_of(node, source)
+    return Dial(result=result, icmp=icmp, by=by, source=source, interface=by_way, ms=spent)
 
 
-def tried(address: str, port: int, ask: bytes, answer: bytes) -> str:
-    """Return what came of a connection."""
-    with socket.socket(family_of(address), socket.SOCK_STREAM) as connection:
+def tried(address: str, port: int, ask: bytes, answer: bytes) -> tuple[str, str, str]:
+    """Return what came of a connection, which ICMP message turned it away, and whose."""
+    family = family_of(address)
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
         late = FILTERED
         try:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(*RECVERR[family], 1)
             connection.settimeout(CONNECT_S)
             connection.connect((address, port))
             late = SILENT
@@ -254,14 +274,15 @@ def tried(address: str, port: int, ask: bytes, answer: bytes) -> str:
             while len(heard) < len(answer):
                 data = connection.recv(len(answer) - len(heard))
                 if not data:
-                    return FOREIGN
+                    return FOREIGN, "", ""
                 heard += data
         except socket.timeout:
-            return late
+            return late, "", ""
         except OSError as error:
             number = error.errno or 0
-            return RESULTS.get(number, errno.errorcode.get(number, str(error)))
-    return OK if heard == answer else FOREIGN
+            result = RESULTS.get(number, errno.errorcode.get(number, str(error)))
+            return (result, *turned_away(connection))
+    return (OK if heard == answer else FOREIGN), "", ""
 
 
 def source_address(address: str, port: int) -> str:
@@ -340,3 +361,20 @@ def user_name(node: Node, uid: int) -> str:
         return node.run(["getent", "passwd", str(uid)]).out.split(":")[0]
     except Absent:
         return ""
+
+
+def who(holder: Holder) -> str:
+    """Return a process in words, as far as the login user may see it."""
+    user = holder["user"] or "uid {}".format(holder["uid"])
+    if not holder["pid"]:
+        return f"a process of {user}, whose pid only {user} and root can see"
+    since = "" if holder["seconds"] is None else " for " + age(holder["seconds"])
+    return "pid {} ({}) of {}{}".format(holder["pid"], holder["program"], user, since)
+
+
+def age(seconds: float) -> str:
+    """Return a span of time for people."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

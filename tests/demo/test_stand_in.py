@@ -96,7 +96,7 @@ def test_what_nodes_say_to_each_other_is_replayed(tmp_path: Path) -> None:
         assert dialled.value == DIAL
         assert isinstance(opened, Running)
         # where a socket of ours were, this would find it
-        assert ports.tried("127.0.0.1", 29500, b"a", b"b") == "refused"
+        assert ports.tried("127.0.0.1", 29500, b"a", b"b") == ("refused", "", "")
         assert opened.stop().value == {"error": "", "holder": None}
 
 

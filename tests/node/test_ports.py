@@ -94,13 +94,13 @@ def test_who_does_not_know_the_secret_gets_nothing() -> None:
             with pytest.raises(ConnectionResetError):
                 stranger.recv(100)
         with socket.create_connection(("127.0.0.1", port), 10) as idle:
-            assert tried("127.0.0.1", port, ASK.encode(), ANSWER.encode()) == "ok"
+            assert tried("127.0.0.1", port, ASK.encode(), ANSWER.encode()) == ("ok", "", "")
             idle.sendall(ASK[:5].encode())
     assert states(port) == set()
 
 
 def test_refused() -> None:
-    assert tried("127.0.0.1", free_port(), b"a", b"b") == "refused"
+    assert tried("127.0.0.1", free_port(), b"a", b"b") == ("refused", "", "")
 
 
 def closes(connection: socket.socket) -> None:
@@ -120,7 +120,7 @@ def resets(connection: socket.socket) -> None:
 )
 def test_a_listener_that_is_not_ours(act: Callable[[socket.socket], object], expected: str) -> None:
     with server(act) as port:
-        assert tried("127.0.0.1", port, ASK.encode(), ANSWER.encode()) == expected
+        assert tried("127.0.0.1", port, ASK.encode(), ANSWER.encode()) == (expected, "", "")
 
 
 def test_a_port_that_is_held() -> None:
