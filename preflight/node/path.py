@@ -16,7 +16,7 @@ import time
 from typing import Any, Generator, Iterator, Mapping, NamedTuple, Sequence, TypedDict
 
 from preflight.api import Node
-from preflight.node.mesh import CODES, ERROR, ICMP, ICMP6, RECVERR, offender
+from preflight.node.icmp import CODES, ERROR, ICMP, ICMP6, RECVERR, offender
 from preflight.node.ports import FILTERED, OK, RESULTS, family_of
 from preflight.node.udp import SMALL, Talk
 
@@ -245,7 +245,7 @@ class Try:
     def _late(self) -> bool:
         """Count what was lost, and send it again; false once it is over."""
         if self._heard:
-            self._strikes += 1
+            self._strikes, self._silences = self._strikes + 1, 0
             return self._step(False) if self._strikes == STRIKES else self._shoot()
         self._silences += 1
         if self._silences < len(GREETINGS_S):
@@ -288,7 +288,7 @@ def queued(one: socket.socket) -> Iterator[Queued]:
     with contextlib.suppress(OSError):
         while True:
             _, told, _, _ = one.recvmsg(1, 512, socket.MSG_ERRQUEUE)
-            yield from (error(data) for _, _, data in told if len(data) >= struct.calcsize(ERROR))
+            yield from (error(data) for *kind, data in told if tuple(kind) in RECVERR.values())
 
 
 def error(data: bytes) -> Queued:
