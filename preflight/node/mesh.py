@@ -27,6 +27,7 @@ from preflight.node.ports import (
     RESULTS,
     SILENT,
     Listener,
+    Reception,
     Stranger,
     bound,
     family_of,
@@ -68,6 +69,23 @@ def hold(node: Node, opened: Opened, ports: Sequence[int], ask: str, answer: str
             ending.enter_context(one)
         opened.ready(held)
         held["strangers"] = serve(sockets, opened, ask.encode(), answer.encode())
+    return held
+
+
+def watch(node: Node, ports: Sequence[int], seconds: float) -> Held:
+    """Hold ports for a while, 0 for any, and tell nobody what would be the right thing to say."""
+    held = Held(listeners=[], ports=[], strangers=[])
+    until = time.monotonic() + seconds
+    with contextlib.ExitStack() as ending:
+        sockets = [one for one in (door(node, port, held) for port in ports) if one]
+        for one in sockets:
+            ending.enter_context(one)
+        reception = Reception(sockets, os.urandom(16), b"")
+        ending.callback(reception.close)
+        while (left := until - time.monotonic()) > 0:
+            for fd, _ in reception.poller.poll(left * 1000 + 1):
+                reception.attend(fd)
+        held["strangers"] = reception.strangers()
     return held
 
 
