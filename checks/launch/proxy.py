@@ -10,7 +10,7 @@ Facts: found (http_proxy, https_proxy, all_proxy, grpc_proxy, no_proxy, no_grpc_
 Source: launch.env, then the login user's non-login shell or a docker or podman container that runs.
     Who reads what: gRPC core http_proxy_mapper.cc (small letters alone), curl(1) and Python's
     urllib (both). no_proxy holds suffixes of names, whole addresses, and networks (10.0.0.0/8)
-    with curl 7.86, requests and gRPC 1.62, not with urllib.
+    with curl 7.86, requests and newer gRPC, not with urllib.
 Fix: add all nodes' names and addresses to no_proxy, or unset the proxy for the job.
 """
 
@@ -117,7 +117,7 @@ def catch(reader: str, fact: Proxies, targets: Sequence[str]) -> Catch | None:
     """Return what the proxies of one kind of clients would catch, None if nothing."""
     proxies, exceptions = READERS[reader]
     own = tuple(name for name in proxies if value(fact, name))
-    exception = next((name for name in exceptions if value(fact, name)), "")
+    exception = next((name for name in exceptions if name in fact["found"]), "")
     rules = re.split(r"[,\s]+", value(fact, exception).strip())
     lost = tuple(one for one in targets if not any(covers(rule, one) for rule in rules))
     return Catch(reader, own, exception, lost) if own and lost else None

@@ -212,7 +212,7 @@ def looked(ask: Callable[[], list[str]]) -> Look:
     begun = time.monotonic()
     try:
         found, problem = ask(), ""
-    except Unobservable:
+    except (Unobservable, OSError):
         found, problem = [], SILENT
     problem = problem or ("" if found else UNKNOWN)
     return Look(found=found, problem=problem, seconds=round(time.monotonic() - begun, 2))

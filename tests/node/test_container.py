@@ -71,6 +71,18 @@ def test_all_is_seen_at_once(path: Path, shell: str) -> None:
     assert found.read("/proc/self/status").startswith("Name:\t")  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_proxies_come_without_their_logins(path: Path, shell: str) -> None:
+    proxies = {"http_proxy": "http://bob:p@ss@proxy:3128/", "NO_PROXY": "a,b", "ALL_PROXY": "x:y@z"}
+    home = engine(path, {**proxies, "my_http_proxy": "not one"}, shell)
+    assert look(Toolbox(), CONTAINER, {}).environ() == {
+        "HOME": str(home),
+        "http_proxy": "(hidden)@proxy:3128/",
+        "NO_PROXY": "a,b",
+        "ALL_PROXY": "(hidden)@z",
+    }
+
+
 def test_the_containers_own_precedence(path: Path) -> None:
     home = engine(path, {"NCCL_ALGO": "container", "NCCL_CONF_FILE": "/of/the/container"})
     (home / "job.conf").write_text("NCCL_ALGO=file\nNCCL_DEBUG=file\nNCCL_PROTO=file\n")

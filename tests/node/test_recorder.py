@@ -124,12 +124,14 @@ def test_what_could_not_be_seen_is_recorded(recorder: Recorder) -> None:
 
 
 def test_secrets_of_the_environment_stay_on_the_node() -> None:
-    machine = Machine(env={"NCCL_DEBUG": "INFO", "HF_TOKEN": "abc"})
+    proxy = "http://bob:pw@proxy:3128"
+    machine = Machine(env={"NCCL_DEBUG": "INFO", "HF_TOKEN": "abc", "http_proxy": proxy})
     with agent(CODE, machine) as session:
         taken = ask(session, "recorded", "greedy", [], {}).value
     environ = taken["fresh"]["environ"][""]
     assert environ == taken["value"]
     assert (environ["NCCL_DEBUG"], environ["HF_TOKEN"]) == ("INFO", HIDDEN)
+    assert environ["http_proxy"] == "http://(hidden)@proxy:3128"
 
 
 def test_what_is_not_in_the_environment(recorder: Recorder) -> None:
