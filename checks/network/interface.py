@@ -309,8 +309,8 @@ REACH = {
 def reached(slot: Slot, facts: Mapping[str, Chosen]) -> dict[str, Verdict]:
     """Return what is wrong with addresses that others do not reach, if no other check says it."""
     tried = {}
-    for a, fact in facts.items():
-        for b, answers in fact["answers"].items():
+    for a in (node for node, ones in slot.choices.items() if ones):
+        for b, answers in facts[a]["answers"].items():
             asked = [one["address"] for one in slot.choices[b] if one["address"] in answers]
             if asked:
                 tried[a, b] = all(is_well(answers[address]) for address in asked)

@@ -194,7 +194,7 @@ def test_a_variable_that_matches_nothing_hides_no_held_port(bed: Testbed) -> Non
         ("node", "network.port", ["tb1"]),
     ]
     explained = [e["check"] for e in report["causes"][0]["explains"]]
-    assert explained == ["network.link", "network.mtu"]
+    assert explained == ["network.interface", "network.link", "network.mtu"]
 
 
 def test_a_variable_of_no_interface_explains_no_network(bed: Testbed) -> None:
@@ -264,14 +264,14 @@ def test_a_master_whose_interface_answers_no_arp(bed: Testbed) -> None:
         bed.add_nic(node, "hw2")
     bed.run("tb1", "ip", "link", "set", "hw2", "arp", "off")
     report = run(bed, launch={"interface": "hw2"})
-    assert causes(report) == [("node", "network.port", ["tb1"])]
+    assert causes(report) == [("node", "network.ephemeral", ["tb1"])]
     said = summary(report, "network.port", "tb1")
     assert said == f"no other node reaches 10.79.0.1:29500: {REFUSALS['host-unreachable']}"
 
 
 def test_a_rail_that_is_down(bed: Testbed) -> None:
-    for number, node in enumerate(bed.names, 1):
-        bed.add_tap(node, "rb0", 10_000, address=f"10.81.0.{number}/24")
+    for node in bed.names:
+        bed.add_interface(node, "rb0", "10.81.0")
     bed.run("tb2", "ip", "link", "set", "rb0", "down")
     report = run(bed, launch={"env": {"NCCL_SOCKET_IFNAME": "eth0,rb0"}})
     assert causes(report) == [("node", "network.link", ["tb2"])]
@@ -280,12 +280,12 @@ def test_a_rail_that_is_down(bed: Testbed) -> None:
 
 
 def test_a_rail_that_one_node_lacks(bed: Testbed) -> None:
-    for number, node in enumerate(bed.names, 1):
+    for node in bed.names:
         if node != "tb3":
-            bed.add_tap(node, "ethr", 10_000, address=f"10.81.0.{number}/24")
+            bed.add_interface(node, "ethr", "10.81.0")
     report = run(bed, launch={"env": {"NCCL_SOCKET_IFNAME": "eth"}})
-    assert causes(report) == [("node", "network.link", ["tb3"])]
-    said = summary(report, "network.link", "tb3")
+    assert causes(report) == [("node", "network.interface", ["tb3"])]
+    said = summary(report, "network.interface", "tb3")
     assert said == "interfaces of the data plane: 1, the 3 others have 2"
 
 
@@ -297,7 +297,7 @@ def test_bridges_of_containers_are_no_data_plane(bed: Testbed) -> None:
     done, report = bed.report("run", str(inventory), "--only", "network")
     assert (done.returncode, causes(report)) == (0, [])
     ((check, node, words),) = results(report, "warn", "unknown")
-    assert (check, node) == ("network.link", "tb2")
+    assert (check, node) == ("network.interface", "tb2")
     assert words.startswith("NCCL would use br-4f2a")
     assert summary(report, "network.mtu", "tb2") == "eth0 has MTU 1400"
 
@@ -305,10 +305,14 @@ def test_bridges_of_containers_are_no_data_plane(bed: Testbed) -> None:
 def test_another_interface_is_chosen_on_one_node(bed: Testbed) -> None:
     bed.add_tap("tb2", "ib0", 10_000, mtu=2044, address="10.80.0.2/24")
     report = run(bed)
-    assert causes(report) == [("node", "network.mtu", ["tb2"])]
+    assert causes(report) == [("node", "network.interface", ["tb2"])]
+    assert summary(report, "network.interface", "tb2") == (
+        "NCCL would use ib0 (10.80.0.2), NCCL's choice, which no other node reaches: "
+        "no route to that network; most nodes use eth0 in 10.78.0.0/24"
+    )
+    assert report["causes"][0]["fix"] == "set NCCL_SOCKET_IFNAME=eth0"
     said = summary(report, "network.mtu", "tb2")
     assert said == "ib0 is chosen here (NCCL's choice), eth0 on most nodes: MTU 2044, not 1500"
-    assert report["causes"][0]["fix"].endswith("NCCL_SOCKET_IFNAME=eth0")
 
 
 def test_a_second_interface_counts_where_nobody_named_the_first(bed: Testbed) -> None:
@@ -329,7 +333,9 @@ def test_an_interface_without_an_address_that_nccl_takes(bed: Testbed) -> None:
     done, report = bed.report("run", str(bed.inventory()), "--only", "network")
     assert (done.returncode, causes(report)) == (0, [])
     words = "ibl0 has only a link-local address (NCCL's choice)"
-    assert results(report, "warn", "unknown") == [("network.link", n, words) for n in bed.names]
+    assert results(report, "warn", "unknown") == [
+        ("network.interface", n, words) for n in bed.names
+    ]
     said = summary(report, "network.port", "tb3")
     assert said == f"reaches {MASTER} of tb1 from 10.78.0.3 (eth0)"
 
