@@ -5,7 +5,8 @@ Why: every collective waits for the slowest path. A cable that loses packets, a 
 Facts: address (of the node on the data plane), link_gbps (speed of one link there; 0 if it is not
     told, or not to be relied on: of virtual interfaces, and in virtual machines), occupants (of
     GPUs: then nothing is sent), drawn (by other node, what came from it: gbps; busy, how much of
-    the CPU that it could use the sender and the receiver wanted). Nodes go in rounds of disjoint
+    the CPU that it could use the sender and the receiver wanted), counted (by link: what its
+    counters grew by meanwhile; see network.errors). Nodes go in rounds of disjoint
     pairs, first one way, then the other; what looks slow is tried once more, and the better of both
     counts. Above 64 nodes a sample: each one meets eight others.
 Source: 8 TCP streams of preflight's own between listeners with a secret, 0.35 s each way after
@@ -40,14 +41,22 @@ from preflight.api import (
     unknown,
     warn,
 )
+from preflight.node.counters import (
+    FEW,
+    RATIO,
+    Counts,
+    checksums,
+    counted,
+    damaged,
+    grown,
+    packets,
+)
+from preflight.node.kernel import is_virtual
 from preflight.node.launch import wanted
 from preflight.node.mesh import SHORT, message
 from preflight.node.net import (
-    OUTER,
-    OUTER_BRIDGE,
-    Interface,
-    Network,
     interfaces,
+    link_gbps,
     meeting_address,
 )
 from preflight.node.nvml import Occupant, occupants
@@ -83,6 +92,8 @@ class Mesh(TypedDict):
     link_gbps: float
     occupants: list[Occupant]
     drawn: dict[str, Drawn]
+    counted: dict[str, Counts]
+    """By link, what its counters have grown by meanwhile."""
     problem: str
 
 
@@ -90,8 +101,15 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
     looked = fleet.map(look, dict.fromkeys(fleet.nodes, wanted(want)))
     facts = {node: begun(reply) for node, reply in looked.items()}
     free = [node for node, fact in facts.items() if not fact["occupants"] and not fact["problem"]]
-    if len(free) < 2:
-        return facts
+    if len(free) > 1:
+        load(fleet, facts, free, want)
+    for node, reply in fleet.map(look, dict.fromkeys(fleet.nodes, wanted(want))).items():
+        before, after = facts[node]["counted"], begun(reply)["counted"]
+        facts[node]["counted"] = {name: grown(before.get(name, {}), after[name]) for name in after}
+    return facts
+
+
+def load(fleet: Fleet, facts: dict[str, Mesh], free: Sequence[str], want: Want) -> None:
     secrets = os.urandom(16).hex(), os.urandom(16).hex()
     with fleet.start_all(pour, dict.fromkeys(free, secrets)) as running:
         doors = {}
@@ -101,13 +119,12 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
             else:
                 doors[node] = (facts[node]["address"], one.ready["port"], *secrets)
         sweep(fleet, facts, doors, want)
-    return facts
 
 
 def begun(reply: Reply) -> Mesh:
     if reply.problem:
         why = message(reply)
-        return Mesh(address="", link_gbps=0.0, occupants=[], drawn={}, problem=why)
+        return Mesh(address="", link_gbps=0.0, occupants=[], drawn={}, counted={}, problem=why)
     found: Mesh = reply.value
     return found
 
@@ -157,23 +174,9 @@ def look(node: Node, launch: Mapping[str, Any]) -> Mesh:
         link_gbps=0.0 if is_virtual(node) else link_gbps(network, address),
         occupants=occupants(node),
         drawn={},
+        counted=counted(node, network)["links"],
         problem="" if address else "it has no address that other nodes could use",
     )
-
-
-def is_virtual(node: Node) -> bool:
-    """Whether this is a virtual machine, whose share of the host's link is not told.
-
-    Source: the flag `hypervisor` of /proc/cpuinfo (x86 only: CPUID leaf 1, ECX bit 31).
-    """
-    return " hypervisor " in (node.read("/proc/cpuinfo") or "").replace("\n", " ")
-
-
-def link_gbps(network: Network, address: str) -> float:
-    """Return the speed of the link that an address is on; of a bond, that of one member."""
-    ones: list[Interface] = [one for one in network["interfaces"] if address in one["addresses"]]
-    real = [one for one in ones if one["kind"] in {*OUTER, OUTER_BRIDGE}]
-    return max((one["speed_mbps"] / 1000 / max(1, len(one["members"])) for one in real), default=0)
 
 
 # ---- judging -------------------------------------------------------------------------------
@@ -266,9 +269,9 @@ def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], right
             " limits: the network may carry more",
             details=(INSTRUMENT,),
         )
-    short = fallen_short(node, facts, mine)
-    if short and not slow:
-        return short
+    worse = meanwhile(facts[node]) or fallen_short(node, facts, mine)
+    if worse and not slow:
+        return worse
     met = sorted({other(pair, node) for pair in judged} - {*slow})
     words = [f"TCP at {shown(judged.values())} with {some(met)}"] if met else []
     words += [f"TCP with {some(slow)} is slow, which is told there"] if slow else []
@@ -291,6 +294,16 @@ def limiter(node: str, mine: Mapping[Pair, Drawn]) -> str:
     if median(ends[node]) >= BUSY:
         return f"this node's CPU ({100 * median(ends[node]):.0f} % busy)"
     return "the CPU of " + some(sorted(end for end in ends if max(ends[end]) >= BUSY))
+
+
+def meanwhile(fact: Mesh) -> Verdict | None:
+    """Return a warning of a link that has damaged packets under this load."""
+    for name, more in fact["counted"].items():
+        bad, every = damaged(more), packets(more)
+        if bad >= FEW and bad > RATIO * every:
+            words = f"{name} has damaged {bad} of {every} packets meanwhile{checksums(more)}"
+            return warn(words, observed=bad, reproduce=f"ip -s -s link show dev {name}")
+    return None
 
 
 def fallen_short(
@@ -339,6 +352,8 @@ def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh], right: str) 
     which = WHICH[culprit.kind].format(some(names))
     stalled = not any(one["gbps"] for one in found)
     why = ": nothing comes through, as where large packets are lost" if stalled else ""
+    damage = meanwhile(facts[node])
+    why += f"; {damage.summary}" if damage else ""
     return fail(
         f"TCP {which} at {shown(found)}, {right}{why}",
         details=(INSTRUMENT,),

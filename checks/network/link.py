@@ -42,7 +42,7 @@ from preflight.node.net import (
 )
 
 SLOWS = (
-    *("network.latency", "network.bandwidth"),
+    *("network.errors", "network.latency", "network.bandwidth"),
     *("collective.all_reduce", "collective.pairs"),
 )
 """What a link can do that is there, but slow; it loses no packet and closes no port."""

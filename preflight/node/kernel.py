@@ -29,3 +29,11 @@ def identity(node: Node) -> Identity:
         hostname=node.uname()["node"],
         server_address=connection[2] if len(connection) == 4 else "",
     )
+
+
+def is_virtual(node: Node) -> bool:
+    """Whether this is a virtual machine, whose share of the host's link is not told.
+
+    Source: the flag `hypervisor` of /proc/cpuinfo (x86 only: CPUID leaf 1, ECX bit 31).
+    """
+    return " hypervisor " in (node.read("/proc/cpuinfo") or "").replace("\n", " ")

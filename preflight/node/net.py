@@ -277,6 +277,13 @@ def meeting_address(found: Network) -> str:
     return found["data_plane"]["address"] or next(filter(None, others), "")
 
 
+def link_gbps(network: Network, address: str) -> float:
+    """Return the speed of the link that an address is on; of a bond, that of one member."""
+    ones: list[Interface] = [one for one in network["interfaces"] if address in one["addresses"]]
+    real = [one for one in ones if one["kind"] in {*OUTER, OUTER_BRIDGE}]
+    return max((one["speed_mbps"] / 1000 / max(1, len(one["members"])) for one in real), default=0)
+
+
 def main_interfaces(found: Network) -> list[Interface]:
     """Return the interfaces of the data plane, the first one first."""
     return by_names(found, found["data_plane"]["names"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,18 @@ import signal, socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=128)
 print("ready", flush=True)
 signal.pause()
+"""
+
+
+# 0x88B5 is the EtherType for experiments (IEEE 802).
+FLOOD = """
+import socket, sys, time
+one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+one.bind((sys.argv[1], 0))
+while True:
+    for _ in range(20):
+        one.send(b"\\xff" * 6 + b"\\2" + b"\\0" * 5 + b"\\x88\\xb5" + b"\\0" * 50)
+    time.sleep(0.005)
 """
 
 
@@ -161,3 +174,20 @@ class NetworkFaults(Nodes):
             lines += [f"filter add dev eth0 parent 1: protocol ip u32 {match} flowid 1:1"]
         self.machines[node].run("tc", "-batch", "-", stdin="\n".join(lines))
         self._undo(self.run, node, "tc", "qdisc", "del", "dev", "eth0", "root")
+
+    def flood(self, node: str) -> None:
+        """Send the node some thousand frames a second of a protocol that it does not speak."""
+        port = f"{PORT}{self.names.index(node) + 1}"
+        argv = [PYTHON, "-c", FLOOD, port]
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+        self._undo(process.wait)
+        self._undo(process.kill)
+
+    def add_cable(self, node: str, name: str, flaps: int = 0) -> None:
+        """Add a device with a carrier that has gone and come back so many times."""
+        end, number = f"{name}p", self.names.index(node) + 1
+        lines = [f"link add {name} type veth peer name {end}", f"link set {name} up"]
+        lines += [f"addr add 10.82.0.{number}/24 dev {name}", f"link set {end} up"]
+        lines += [f"link set {end} down", f"link set {end} up"] * flaps
+        self._undo(self.run, node, "ip", "link", "del", name)
+        self.machines[node].run("ip", "-batch", "-", stdin="\n".join(lines))
