@@ -361,8 +361,22 @@ def nvcc() -> str | None:
     program = next((one for one in places if os.path.isfile(one) and os.access(one, os.X_OK)), None)
     if program is None:
         return None
-    import subprocess
-
-    told = subprocess.run([program, "--version"], stdout=subprocess.PIPE, check=False).stdout
-    match = re.search(r", V([\d.]+)", told.decode("utf-8", "replace"))
+    match = re.search(r", V([\d.]+)", said_by(program, "--version"))
     return match and match.group(1)
+
+
+def said_by(*argv: str) -> str:
+    """Return what a program writes; `subprocess` would take twice as long to import as it runs."""
+    come, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(tell, 1)
+            os.execv(argv[0], argv)
+        finally:
+            os._exit(127)
+    os.close(tell)
+    with os.fdopen(come, "rb") as output:
+        said = output.read()
+    os.waitpid(pid, 0)
+    return said.decode("utf-8", "replace")
