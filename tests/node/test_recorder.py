@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from preflight.api import Absent, Unobservable
-from preflight.node.recorder import HIDDEN, Answers, Recorder, record
+from preflight.node.recorder import Answers, Recorder, record
 from preflight.node.replay import Replay
 from preflight.node.toolbox import Toolbox
+from preflight.node.variables import HIDDEN
 from tests.agent_made import Machine, agent, ask, python
 
 CODE = """
