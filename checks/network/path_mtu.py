@@ -124,7 +124,7 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
         if fact["problem"]:
             verdicts[node] = unknown(fact["problem"])
         elif node in holes:
-            verdicts[node] = lost(node, holes[node], facts)
+            verdicts[node] = lost(node, holes[node], facts, want)
         elif node in small:
             verdicts[node] = refused(node, small[node], facts)
         elif node in quiet:
@@ -151,12 +151,12 @@ def other(pair: Pair, node: str) -> str:
     return pair[1] if pair[0] == node else pair[0]
 
 
-def lost(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
+def lost(node: str, culprit: Culprit, facts: Mapping[str, Mesh], want: Want) -> Verdict:
     """Return the failure of a node behind a black hole."""
     one, (a, b) = worst(culprit, facts)
     name, size, mtu = facts[node]["interface"], one["passes"], one["full"]
     where = between(culprit, node)
-    usual = Counter(fact["mtu"] for fact in facts.values() if fact["mtu"]).most_common(1)[0][0]
+    right = want.get("expect.mtu", usual(facts))
     return fail(
         f"packets above {size} bytes {where} are lost without an error;"
         f" the interfaces there have MTU {mtu}",
@@ -165,9 +165,15 @@ def lost(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
         fix=f"let packets of {mtu} bytes through on the way (switch ports, bridges, tunnels)"
         f" {where}; until then: ip link set dev {name} mtu {size}, on all nodes",
         reproduce=by_hand(a, b, facts, mtu),
-        explained_by=LESS_THAN_MTU if mtu <= usual else None,
+        explained_by=LESS_THAN_MTU if mtu <= right else None,
         **about(culprit, node, facts),
     )
+
+
+def usual(facts: Mapping[str, Mesh]) -> int:
+    """Return the MTU that most nodes have, of several such the smallest."""
+    counts = Counter(fact["mtu"] for fact in facts.values() if fact["mtu"])
+    return min(counts, key=lambda mtu: (-counts[mtu], mtu))
 
 
 def refused(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:

@@ -86,14 +86,15 @@ def serve(one: socket.socket, opened: Opened, ask: bytes, answer: bytes) -> None
     poller = select.poll()
     for fd in (one.fileno(), opened.fileno()):
         poller.register(fd, select.POLLIN)
-    counts: dict[tuple[str, int], int] = {}
+    counts: dict[tuple[str, int, int], int] = {}
     buffer = bytearray(65536)
     while opened.fileno() not in {fd for fd, _ in poller.poll()}:
         for size, arrived, whence in incoming(one, buffer):
             if size < SMALL or buffer[:16] != ask:
                 continue
             _, talk, number = struct.unpack_from(ASK, buffer)
-            count = counts[whence[0], talk] = counts.get((whence[0], talk), 0) + 1
+            key = (whence[0], whence[1], talk)
+            count = counts[key] = counts.get(key, 0) + 1
             held = max(0, time.time_ns() - arrived)
             with contextlib.suppress(OSError):  # it is lost, then
                 one.sendto(struct.pack(REPLY, answer, number, size, count, held), whence)
