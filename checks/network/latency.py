@@ -191,7 +191,8 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
         elif node in late:
             verdicts[node] = slow(node, late[node], took, right, facts)
         else:
-            verdicts[node] = well(node, facts, took, lost)
+            by = {one["by"] for one in fact["trips"].values()}
+            verdicts[node] = well(node, took, right, lost, by)
     return verdicts
 
 
@@ -294,25 +295,30 @@ def slow(
 
 def well(
     node: str,
-    facts: Mapping[str, Mesh],
     took: Mapping[Pair, Took],
+    right: Took,
     lost: Mapping[Pair, Lost],
+    by: Iterable[str],
 ) -> Verdict:
     """Return the verdict of a node that is not to blame for what is slow or lost."""
-    mine = {b: one for (a, b), one in took.items() if a == node}
+    bad = {pair for pair, one in lost.items() if one.counts}
+    bad |= {pair for pair, one in took.items() if is_late(one, right)}
+    others = {b for a, b in (*took, *lost) if a == node}
+    told = {one for one in others if {(node, one), (one, node)} & bad}
+    mine = {one: took[node, one] for one in others - told if (node, one) in took}
+    rest = f"; what is wrong between it and {some(sorted(told))} is told there" if told else ""
     if not mine:
-        return unknown("no other node answered, neither by UDP nor by TCP")
-    usual_one, worst = median([m.median for m in mine.values()]), max(m.p99 for m in mine.values())
-    gone = [one for pair, one in lost.items() if node in pair]
-    total = Lost(sum(one.lost for one in gone), sum(one.sent for one in gone))
-    words = f"{total.lost} of {total.sent} packets lost" if total.lost else "nothing lost"
-    by = [one for one in facts[node]["trips"].values() if one["by"] == "tcp"]
-    if by:
-        words += f"; {len(by)} of them by TCP, since UDP is filtered: losses are not told there"
+        return ok(rest[2:]) if told else unknown("no other node answered, by UDP or by TCP")
+    middle, worst = median([one.median for one in mine.values()]), max(m.p99 for m in mine.values())
+    gone = [one for pair, one in lost.items() if node in pair and not {*pair} & told]
+    missing, sent = (sum(one[i] for one in gone) for i in range(2))
+    words = f"{missing} of {sent} packets lost" if missing else "nothing lost"
+    if "tcp" in by:
+        words = "by TCP where UDP is filtered: losses are not told there"
     return ok(
-        f"round trips with {some(sorted(mine))} take {written(usual_one)}"
-        f" (p99 {written(worst)}), {words}",
-        observed=usual_one,
+        f"round trips with {some(sorted(mine))} take {written(middle)}"
+        f" (p99 {written(worst)}), {words}{rest}",
+        observed=middle,
     )
 
 

@@ -39,6 +39,8 @@ LESS_THAN_MTU = (
 """Checks that can explain that packets of the usual MTU are lost. That an interface has another MTU
 than the others explains only that larger ones are: of two nodes the smaller MTU is tried."""
 
+LATE = f" in {LIMIT_S:g} s, or answered"
+
 
 class Mesh(TypedDict):
     address: str
@@ -130,21 +132,26 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
         elif node in quiet:
             verdicts[node] = unheard(node, quiet[node], facts)
         else:
-            verdicts[node] = well(node, facts[node], results)
+            verdicts[node] = well(node, facts, results)
     return verdicts
 
 
-def well(node: str, fact: Mesh, results: Mapping[Pair, str]) -> Verdict:
+def well(node: str, facts: Mapping[str, Mesh], results: Mapping[Pair, str]) -> Verdict:
     """Return the verdict of a node that is not to blame for what does not pass."""
     mine = {pair: result for pair, result in results.items() if node in pair}
-    good = {other(pair, node) for pair, result in mine.items() if result == OK}
-    bad = {other(pair, node) for pair, result in mine.items() if result != OK}
+    bad = {other(pair, node) for pair, result in mine.items() if result not in (OK, UNFINISHED)}
+    good = {pair for pair, result in mine.items() if result == OK and not {*pair} & bad}
     rest = f"; those to or from {some(sorted(bad))} do not, which is told there" if bad else ""
-    if not good - bad:
-        return unknown(f"not tried with any node that answers{rest}")
-    size = max([one["passes"] for one in fact["passages"].values()] or [fact["mtu"]])
-    between = some(sorted(good - bad))
-    return ok(f"packets of {size} bytes pass to and from {between}{rest}", observed=size)
+    if not good:
+        return (
+            ok(f"packets{rest[7:]}")
+            if bad
+            else unknown(f"no other node was tried to the end{LATE}")
+        )
+    sizes = sorted({facts[a]["passages"][b]["passes"] for a, b in good})
+    size = " to ".join(str(one) for one in dict.fromkeys((sizes[0], sizes[-1])))
+    between = some(sorted({other(pair, node) for pair in good}))
+    return ok(f"packets of {size} bytes pass to and from {between}{rest}", observed=sizes[0])
 
 
 def other(pair: Pair, node: str) -> str:

@@ -1,0 +1,102 @@
+"""The echo and a talk with it, with real sockets on this machine."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from preflight.api import Unobservable
+from preflight.node.child import Opened
+from preflight.node.toolbox import Toolbox
+from preflight.node.udp import ASK, REPLY, SMALL, Echoed, Talk, arrival, echo
+from tests.node.echoes import BACK, SAID, answering, echoing, reply
+
+
+@contextmanager
+def talking(port: int, address: str = "127.0.0.1", said: str = SAID) -> Iterator[Talk]:
+    with closing(Talk(address, port, (said, BACK), 7)) as talk:
+        yield talk
+
+
+def heard(talk: Talk, seconds: float = 5) -> list[Echoed]:
+    """Return the first replies that come."""
+    select.select([talk], [], [], seconds)
+    return list(talk.hear())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_each_datagram_is_counted_and_measured(address: str) -> None:
+    with echoing(address) as port, talking(port, address) as talk:
+        for number, size in enumerate((SMALL, 1400, 9000, 60000)):
+            assert talk.say(size) == number
+            (one,) = heard(talk)
+            assert (one.number, one.size, one.come) == (number, size, number + 1)
+            assert 0 < one.seconds < 5
+        assert talk.sent == 4
+
+
+def test_talks_are_counted_apart() -> None:
+    with echoing() as port, talking(port) as one, talking(port) as other:
+        one.say()
+        heard(one)
+        other.say()
+        assert [reply.come for reply in heard(other)] == [1]
+
+
+def test_who_does_not_say_the_secret_gets_no_answer() -> None:
+    with echoing() as port:
+        with talking(port, said="ee" * 16) as talk:
+            talk.say()
+            assert heard(talk, 0.1) == []
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.connect(("127.0.0.1", port))
+            for short in (b"", b"x", bytes.fromhex(SAID), bytes.fromhex(SAID) + bytes(47)):
+                one.send(short)
+            assert select.select([one], [], [], 0.1)[0] == []
+        with talking(port) as talk:  # and it still answers
+            talk.say()
+            assert len(heard(talk)) == 1
+
+
+def test_a_reply_is_no_longer_than_what_is_asked() -> None:
+    assert struct.calcsize(ASK) <= struct.calcsize(REPLY) <= SMALL
+
+
+def test_rubbish_is_no_reply() -> None:
+    rubbish = [b"", b"x" * 36, b"x" * 5000]
+    with answering(lambda _, n: rubbish[n]) as port, talking(port) as talk:
+        for _ in rubbish:
+            talk.say()
+            assert heard(talk) == []
+    with answering(lambda data, _: reply(data, 0, "00" * 16)) as port, talking(port) as talk:
+        talk.say()
+        assert heard(talk) == []
+
+    def unasked(_: bytes, __: int) -> bytes:
+        return struct.pack(REPLY, bytes.fromhex(BACK), 99, 64, 1, 0)
+
+    with answering(unasked) as port, talking(port) as talk:
+        talk.say()
+        assert heard(talk) == []
+
+
+def test_an_address_that_is_not_here() -> None:
+    out, come = os.pipe()
+    try:
+        with pytest.raises(Unobservable, match=r"^no UDP port on 192.0.2.1: Cannot assign reques"):
+            echo(Toolbox(), Opened(1, come, out), "192.0.2.1", SAID, BACK)
+    finally:
+        os.close(out)
+        os.close(come)
+
+
+def test_a_time_of_arrival() -> None:
+    kernel = struct.pack("@ll", 12, 34)
+    assert arrival([(socket.SOL_SOCKET, 35, kernel)]) == 12_000_000_034
+    assert arrival([(socket.SOL_SOCKET, 40, b"")]) > 1_700_000_000_000_000_000
