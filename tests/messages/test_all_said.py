@@ -66,8 +66,8 @@ def sites() -> Iterator[Site]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for around, call in calls(tree):
             name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-            at = MESSAGE_AT.get(name)
-            for pattern in patterns(call.args[at], around) if at is not None else ():
+            at = MESSAGE_AT.get(name, len(call.args))
+            for pattern in patterns(call.args[at], around) if at < len(call.args) else ():
                 if len(re.sub(r"\.\*|\W", "", pattern)) >= OWN_WORDS:
                     yield Site(str(path.relative_to(PACKAGE)), call.lineno, pattern)
 
