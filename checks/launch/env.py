@@ -62,6 +62,8 @@ INTERFACES = ("network.interface", "network.link", "network.mtu", "network.port"
 CHOOSING = (PREFIXES, "NCCL_SOCKET_FAMILY")
 """Variables that choose the interfaces of the data plane; no other one changes what is seen there.
 """
+CHOOSING_TOO = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Variables that choose those of Gloo and TensorPipe."""
 LOGS = ("NCCL_DEBUG", "FI_LOG_", "UCX_LOG_", "TORCH_LOGS", "TORCH_CPP_LOG")
 DUMPS = ("_DUMP_FILE", "_DUMP_FILE_RANK")
 """Names that begin or end so change what is written, not what is done."""
@@ -178,6 +180,8 @@ def parity(
 
 def follows(name: str) -> tuple[str, ...]:
     """Return the checks whose failures can follow from a wrong value of a variable."""
+    if name in CHOOSING_TOO:
+        return (INTERFACES[0], *COLLECTIVES)
     return (*INTERFACES, *COLLECTIVES) if name in CHOOSING else COLLECTIVES
 
 
