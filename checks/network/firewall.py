@@ -146,7 +146,8 @@ def of_node(node: str, facts: Mapping[str, Filter], want: Want) -> Verdict:
     losses = [one for one in grave if one.kind in LOST]
     said = (losses or grave)[:1]
     rest = [words[one] for one in found if one not in said]
-    rest += [f"not understood, whether it matches: {rule(one)}" for one in doubtful[:SHOWN]]
+    may = "may lose some of it, for it is not understood what else matches: {}"
+    rest += [may.format(rule(one)) for one in doubtful[:SHOWN]]
     if losses:
         return failure(words[losses[0]], losses, rest, node, facts, port)
     if grave:
@@ -154,8 +155,11 @@ def of_node(node: str, facts: Mapping[str, Filter], want: Want) -> Verdict:
         seen = rule(grave[0].place)
         return warn(words[grave[0]], observed=seen, details=tuple(rest), fix=fix)
     ports = [*([(port, port)] if node == master else []), (fact["ports"][0], fact["ports"][1])]
-    summary = f"no rule loses what comes from the other nodes on {written(ports)}, or goes to them"
-    return ok(summary, details=(*rest, BEYOND))
+    sure = "surely " if doubtful else ""
+    which = f"what comes from the other nodes on {written(ports)}, or goes to them"
+    but = sorted({span for one in found for span in one.ports})
+    which += f", but for {written(but)}" if but else ""
+    return ok(f"no rule {sure}loses {which}", details=(*rest, BEYOND))
 
 
 def is_met(one: Lost, fact: Filter, port: int) -> bool:
@@ -217,8 +221,9 @@ def told(one: Lost, want: Want) -> str:
     all_others = len(one.peers) == len(want.nodes) - 1 > 1
     who = "the other nodes" if all_others else some(one.peers)
     what = f"what comes from {who}" if one.inward else f"what goes out to {who}"
-    done = {"drop": "dropped", "reject": "rejected"}.get(one.kind, "led elsewhere, as to a proxy")
-    return f"{what} on {written(one.ports)} is {done} here by: {rule(one.place)}"
+    done = {"drop": "dropped here", "reject": "rejected here"}
+    how = done.get(one.kind, "led elsewhere here, as to a proxy,")
+    return f"{what} on {written(one.ports)} is {how} by: {rule(one.place)}"
 
 
 def opening(one: Lost, ports: Sequence[str], facts: Mapping[str, Filter]) -> str:

@@ -122,8 +122,9 @@ def visit(name: str, those: list[Stranger], launch: int) -> str:
         "the launch port" if port == launch else f"random port {port}" for port in sorted(ports)
     )
     said = next((one["said"] for one in those if one["said"]), "")
-    shown = f" that began with '{said}'" if said else " that said nothing"
-    return f"{name} came to {places} {times} in {WATCH_S:g} s: {likely(said, ports, launch)}{shown}"
+    shown = f"it said '{said}'" if said else "it said nothing"
+    what = likely(said, ports, launch)
+    return f"{name} came to {places} {times} in {WATCH_S:g} s: {what} ({shown})"
 
 
 def likely(said: str, ports: set[int], launch: int) -> str:
@@ -132,8 +133,8 @@ def likely(said: str, ports: set[int], launch: int) -> str:
         if said.startswith(begin):
             return what
     if ports - {launch}:
-        return "a port scanner, for nothing else would come upon a random port,"
-    return "a health probe that only connects, or a rank of a job that is left over,"
+        return "a port scanner, for nothing else would come upon a random port"
+    return "a health probe that only connects, or a rank of a job that is left over"
 
 
 CHECK = Check(

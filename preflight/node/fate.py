@@ -189,6 +189,8 @@ def matches(tests: Sequence[Test], packet: Packet, facts: Mapping[str, str]) -> 
 
 def holds(test: Test, packet: Packet, facts: Mapping[str, str]) -> bool | None:
     """Return whether a packet passes one test, None if that can't be told."""
+    if not test["key"]:
+        return None
     each = [is_one(test["key"], value, packet, facts) for value in test["values"]]
     hit = True if True in each else None if None in each else False
     return hit if hit is None else hit != test["differs"]

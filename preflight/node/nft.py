@@ -256,18 +256,24 @@ def written(part: Any) -> str:
         return word
     if isinstance(part, list):
         return ",".join(map(written, part))
-    if isinstance(part, dict) and "set" in part:
-        return "{ " + ", ".join(map(written, part["set"])) + " }"
-    if isinstance(part, dict) and "payload" in part and "field" in part["payload"]:
-        return "{protocol} {field}".format(**part["payload"])
-    if isinstance(part, dict) and "meta" in part:
-        key = part["meta"]["key"]
-        return str(key) if key in ("iif", "iifname", "oif", "oifname") else f"meta {key}"
-    if isinstance(part, dict) and "ct" in part:
-        return "ct {}".format(part["ct"].get("key"))
-    if isinstance(part, dict) and "&" in part:
-        return "{} & ({})".format(written(part["&"][0]), written(part["&"][1]).replace(",", " | "))
+    if isinstance(part, dict) and len(part) == 1:
+        ((kind, inner),) = part.items()
+        return of_kind(kind, inner)
     return short(part)
+
+
+def of_kind(kind: str, inner: Any) -> str:
+    """Return a field, or several values, as nft writes them."""
+    if kind in ("set", "concat"):
+        parts = (" . " if kind == "concat" else ", ").join(map(written, inner))
+        return parts if kind == "concat" else f"{{ {parts} }}"
+    if kind == "payload" and "field" in inner:
+        return "{protocol} {field}".format(**inner)
+    if kind == "meta":
+        return inner["key"] if META.get(inner["key"]) in ("iif", "oif") else f"meta {inner['key']}"
+    if kind == "&":
+        return "{} & ({})".format(written(inner[0]), written(inner[1]).replace(",", " | "))
+    return "ct {}".format(inner["key"]) if kind == "ct" else short({kind: inner})
 
 
 def short(part: Any) -> str:

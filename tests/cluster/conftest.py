@@ -13,7 +13,8 @@ import pytest
 from tests.cluster.testbed import Testbed
 
 PROGRAMS = (
-    *("ip", "nft", "ethtool", "nsenter", "unshare", "setpriv", "gcc", "pkg-config"),
+    *("ip", "nft", "iptables-nft", "iptables-legacy", "ethtool"),
+    *("nsenter", "unshare", "setpriv", "gcc", "pkg-config"),
     *("/usr/sbin/sshd", "ssh", "ssh-keygen", "sudo", "/usr/bin/python3"),
     *("munged", "slurmctld", "slurmd", "salloc"),
 )

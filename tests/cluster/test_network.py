@@ -117,10 +117,13 @@ def test_a_master_behind_a_firewall(bed: Testbed) -> None:
 
 REFUSALS: dict[Refusal, str] = {
     "tcp reset": "refused although our listener was there, as where a firewall resets it",
-    "port-unreachable": "refused although our listener was there, as where a firewall resets it",
-    "admin-prohibited": "no route to host, as where a firewall rejects it or the address is gone",
-    "host-unreachable": "no route to host, as where a firewall rejects it or the address is gone",
+    "port-unreachable": "rejected by 10.78.0.1, as by a firewall (ICMP port unreachable)",
+    "admin-prohibited": (
+        "rejected by 10.78.0.1, as by a firewall (ICMP administratively prohibited)"
+    ),
+    "host-unreachable": "rejected by 10.78.0.1, as by a firewall (ICMP host unreachable)",
 }
+NO_ARP = "no route to host, as where a firewall rejects it or the address is gone"
 
 
 @pytest.mark.parametrize("how", REFUSALS)
@@ -266,7 +269,7 @@ def test_a_master_whose_interface_answers_no_arp(bed: Testbed) -> None:
     report = run(bed, launch={"interface": "hw2"})
     assert causes(report) == [("node", "network.ephemeral", ["tb1"])]
     said = summary(report, "network.port", "tb1")
-    assert said == f"no other node reaches 10.79.0.1:29500: {REFUSALS['host-unreachable']}"
+    assert said == f"no other node reaches 10.79.0.1:29500: {NO_ARP}"
 
 
 def test_a_rail_that_is_down(bed: Testbed) -> None:
