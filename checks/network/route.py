@@ -38,9 +38,6 @@ from preflight.node.mesh import message
 from preflight.node.pairs import Culprit, blame, partners, stricken
 from preflight.node.route import Place, Route, Table, table, ways
 
-BARE = ("loopback", "virtual")
-"""Kinds of interfaces that carry nothing themselves: an address on `lo` or a dummy is reached by
-whatever link there is."""
 LOST = (
     *("network.ephemeral", "network.port", "network.path_mtu", "network.latency"),
     *("network.bandwidth", "collective.all_reduce", "collective.pairs"),
@@ -183,12 +180,18 @@ def faults_of(fact: Ways, peer: str, routes: list[Route]) -> Iterator[Fault]:
             words = f"has no way to {{b}} ({route['address']}): {there['problem']}"
             fix = f"ip route add {route['address']} dev {at['interface']}, or what it lacks"
             yield Fault(FAIL, route["address"], words, fix)
-        elif at["kind"] in BARE:
+        elif is_bare(at):
             continue
         elif there["device"] not in places:
             yield astray(fact, route, at)
         elif answer["device"] and answer["device"] not in places:
             yield answered(fact, route, at)
+
+
+def is_bare(at: Place) -> bool:
+    """Whether an address lies on no link: it is reached by whatever link there is."""
+    hosts = ipaddress.ip_network(at["subnet"]).num_addresses if at["subnet"] else 0
+    return at["kind"] == "loopback" or hosts == 1
 
 
 def astray(fact: Ways, route: Route, at: Place) -> Fault:
