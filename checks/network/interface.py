@@ -71,8 +71,12 @@ SLOWS = ("network.bandwidth", "collective.all_reduce", "collective.pairs")
 def compare(facts: Mapping[str, Chosen], want: Want) -> dict[str, Verdict]:
     known = {node: fact["network"] for node, fact in facts.items() if fact["network"]}
     found: dict[str, list[Verdict]] = {node: by_itself(fact, want) for node, fact in facts.items()}
-    told = [shared(facts), *(reached(slot, facts) for slot in slots(facts))]
-    for one in (*told, closed_in(facts, known, want), strays(known), rails(known)):
+    twice = shared(facts)
+    missing = [
+        {node: verdict for node, verdict in reached(slot, facts).items() if node not in twice}
+        for slot in slots(facts)
+    ]
+    for one in (twice, *missing, closed_in(facts, known, want), strays(known), rails(known)):
         for node, verdict in one.items():
             found[node].append(verdict)
     return {
@@ -272,7 +276,7 @@ def shared(facts: Mapping[str, Chosen]) -> dict[str, Verdict]:
             others = [o for o in having if o != node and not is_one(facts[node], facts[o])]
             if others:
                 found[node] = fail(
-                    "{} would use {} ({}), which {} has too: {}".format(
+                    "{} would use {} ({}), an address of {} too: {}".format(
                         one["by"], one["interface"], address, some(others), one["why"]
                     ),
                     observed=address,
@@ -293,7 +297,7 @@ def named(one: Choice, name: str) -> str:
 
 # ---- who reaches them ----------------------------------------------------------------------
 
-USES = "{by} would use {place}, {why}, "
+USES = "{by} would use {place}, "
 REACH = {
     "node": USES + "which no other node reaches",
     "in": USES + "which no other node reaches",
@@ -336,8 +340,8 @@ def missed(node: str, culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen])
         return None
     one, result = most_bad(at, culprit, slot, facts)
     by = " and ".join(users(facts[at], one["address"]))
-    place = "{interface} ({address})".format(**one)
-    reach = REACH[culprit.kind].format(a=a, b=b, by=by, place=place, why=one["why"])
+    place = "{interface} ({address}; {why})".format(**one)
+    reach = REACH[culprit.kind].format(a=a, b=b, by=by, place=place)
     rest = f"; most nodes use {usual}" if usual else ""
     say = warn if one["why"].startswith(HOST_NAME) else fail
     several = culprit.kind in ("pair", "way")

@@ -40,7 +40,7 @@ def test_an_address_that_all_nodes_have(bed: Testbed) -> None:
         bed.add_tap(node, "ibd0", 10_000, address="169.254.20.10/32")
     report = run(bed)
     assert causes(report) == [("node", "network.interface", list(bed.names))]
-    said = "NCCL would use ibd0 (169.254.20.10), which tb2, tb3, tb4 has too: NCCL's choice"
+    said = "NCCL would use ibd0 (169.254.20.10), an address of tb2, tb3, tb4 too: NCCL's choice"
     assert summary(report, "network.interface", "tb1") == said
     assert fix(report) == "set NCCL_SOCKET_IFNAME=eth0"
 
@@ -80,7 +80,7 @@ def test_an_interface_of_gloo_that_nobody_reaches(bed: Testbed) -> None:
     assert causes(report) == [("cluster", "network.interface", list(bed.names))]
     said = summary(report, "network.interface", "tb1")
     assert said.startswith(
-        "Gloo would use ifg0 (10.82.0.1), GLOO_SOCKET_IFNAME=ifg0 (launch.env), which no node "
+        "Gloo would use ifg0 (10.82.0.1; GLOO_SOCKET_IFNAME=ifg0 (launch.env)), which no node "
         "reaches: "
     )
     assert fix(report) == "set GLOO_SOCKET_IFNAME=eth0"
@@ -99,7 +99,7 @@ def test_a_host_name_that_means_another_network(bed: Testbed) -> None:
         ("network.interface", node) for node in bed.names
     ]
     assert told[0][2].startswith(
-        "Gloo and TensorPipe would use ifh0 (10.83.0.1), the host name tb1, which no node reaches"
+        "Gloo and TensorPipe would use ifh0 (10.83.0.1; the host name tb1), which no node reaches"
     )
 
 
@@ -109,7 +109,7 @@ def test_a_rail_that_no_node_reaches(bed: Testbed) -> None:
     report = run(bed, launch={"env": {"NCCL_SOCKET_IFNAME": "eth0,ifr0"}})
     assert causes(report) == [("cluster", "network.interface", list(bed.names))]
     assert summary(report, "network.interface", "tb1").startswith(
-        "NCCL would use ifr0 (10.84.0.1), NCCL_SOCKET_IFNAME=eth0,ifr0 (launch.env), which no node"
+        "NCCL would use ifr0 (10.84.0.1; NCCL_SOCKET_IFNAME=eth0,ifr0 (launch.env)), which no node"
     )
 
 

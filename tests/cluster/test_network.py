@@ -310,7 +310,7 @@ def test_another_interface_is_chosen_on_one_node(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("node", "network.interface", ["tb2"])]
     assert summary(report, "network.interface", "tb2") == (
-        "NCCL would use ib0 (10.80.0.2), NCCL's choice, which no other node reaches: "
+        "NCCL would use ib0 (10.80.0.2; NCCL's choice), which no other node reaches: "
         "no route to that network; most nodes use eth0 in 10.78.0.0/24"
     )
     assert report["causes"][0]["fix"] == "set NCCL_SOCKET_IFNAME=eth0"
