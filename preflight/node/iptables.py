@@ -49,6 +49,7 @@ KEYS = {
     **{"--src-type": "saddrtype", "--dst-type": "daddrtype"},
 }
 NUMBERS = {"6": "tcp"}
+COMMENT = "--comment"
 
 
 def tables(text: str, program: str) -> list[Table]:
@@ -77,6 +78,9 @@ def priority(table: str, hook: str) -> int:
 def add(table: Table, line: str) -> None:
     """Add a rule to its chain, if it decides anything."""
     words = shlex.split(line)
+    while COMMENT in words:  # it may look like anything
+        place = words.index(COMMENT)
+        del words[place : place + 2]
     verdict, target, until = UNCLEAR, "", len(words)
     for flag in ("-j", "-g"):
         if flag in words:
@@ -119,7 +123,7 @@ def tests(words: Sequence[str]) -> list[Test]:
 def test(option: str, values: Sequence[str]) -> Test | None:
     """Return what one option tests, None if nothing."""
     value = values[0] if values else ""
-    if option == "--comment" or (option == "-m" and value in MODULES):
+    if option == "-m" and value in MODULES:
         return None
     if option == "--tcp-flags" and len(values) == 2:
         mask, set_ = (one.lower() for one in values)
