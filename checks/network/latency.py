@@ -4,8 +4,9 @@ Why: every collective waits for the slowest round trip, many times a step. A nod
     or behind a slow tunnel holds back all. A link that loses one packet in a hundred stalls nearly
     every collective until TCP's timer sends it again, 200 ms later.
 Facts: address (of the node on the data plane), trips (to other nodes: times_us, least, median and
-    p99; sent, arrived and heard, which tell what was lost there and what on the way back; by: udp,
-    or tcp where UDP is filtered, which tells no losses), losses (the same of 200 datagrams, where
+    p99; sent, arrived and heard, up to the last reply, which tell what was lost there and what on
+    the way back; missing, all replies that did not come; by: udp, or tcp where UDP is filtered,
+    which tells no losses), losses (the same of 200 datagrams, where
     a first one was lost). Each node talks to one other at a time. Above 64 nodes a sample: each
     one meets at least eight others and the master.
 Source: UDP echoes of preflight's own, with the kernel's time of arrival (SO_TIMESTAMPNS) at both
@@ -130,10 +131,7 @@ def in_turn(node: str, others: Iterable[str], order: Sequence[str]) -> list[str]
 def shaky(facts: Mapping[str, Mesh]) -> dict[str, list[str]]:
     """Return the pairs that losses are counted of: what lost one, and all of who lost several."""
     lossy = {
-        (a, b)
-        for a, fact in facts.items()
-        for b, one in fact["trips"].items()
-        if one["by"] == "udp" and one["heard"] < one["sent"]
+        (a, b) for a, fact in facts.items() for b, one in fact["trips"].items() if one["missing"]
     }
     met: dict[str, set[str]] = {}
     for a, b in lossy:

@@ -201,10 +201,10 @@ def refused(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
 
 def unheard(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
     """Return what is said where not even small datagrams are answered."""
-    found = [facts[a]["passages"][b] for a, b in culprit.pairs]
-    ((result, icmp, by), _), *_ = Counter(
-        (one["result"], one["icmp"], one["by"]) for one in found
-    ).most_common()
+    found = [facts[a]["passages"][b] for a, b in sorted(culprit.pairs)]
+    # one that was told why says more than one that heard nothing
+    one = next((one for one in found if one["icmp"]), found[0])
+    result, icmp, by = one["result"], one["icmp"], one["by"]
     how = "are not answered" if result == FILTERED else f"are turned away: {result}"
     if icmp:
         how = f"are rejected by {by} (ICMP {icmp})"

@@ -16,10 +16,10 @@ from preflight.node.udp import Talk
 
 TRIPS = 20
 """To each node, one after the other."""
-FEWEST = 5
-PEER_S = 0.2
+FEWEST = 8
+PEER_S = 0.3
 """After so long with one node, the fewest will do: round trips between sites are long."""
-WAIT_S = 0.05
+FIRST_S, WAIT_S = 0.2, 0.05
 """For one reply, and twice as long as the first one took, before the next datagram is sent; the
 reply still counts when it comes later."""
 LAST_S = 0.5
@@ -48,6 +48,8 @@ class Trips(TypedDict):
     """How many of these came there."""
     heard: int
     """How many replies came back."""
+    missing: int
+    """How many did not, those after the last one included."""
 
 
 def round_trips(
@@ -156,6 +158,7 @@ class Counting:
             sent=sent,
             arrived=max(heard, min(self._come, sent)),
             heard=heard,
+            missing=self._talk.sent - heard,
         )
 
 
@@ -177,7 +180,7 @@ def measured(one: Counting) -> Trips:
         if number > FEWEST and spent > PEER_S:
             break
         sent = time.monotonic()
-        exchange(one, poller, sent + (wait if number else LAST_S))
+        exchange(one, poller, sent + (wait if number else FIRST_S))
         if not number:
             wait = max(WAIT_S, 2 * (time.monotonic() - sent))
     last = time.monotonic() + LAST_S
@@ -212,7 +215,9 @@ def connects(
         with contextlib.suppress(OSError):
             while len(times) < CONNECTS and time.monotonic() < end:
                 times.append(connected(address, port, (ask.encode(), answer.encode())))
-        found[name] = Trips(by="tcp", times_us=spread(sorted(times)), sent=0, arrived=0, heard=0)
+        found[name] = Trips(
+            by="tcp", times_us=spread(sorted(times)), sent=0, arrived=0, heard=0, missing=0
+        )
     return found
 
 

@@ -111,7 +111,7 @@ def test_filtered_datagrams(bed: Testbed) -> None:
     report = run(bed)
     assert warned(report) == {}
     said = summary(report, CHECK, "tb3")
-    assert said.endswith("3 of them by TCP, since UDP is filtered: losses are not told there")
+    assert said.endswith("by TCP where UDP is filtered: losses are not told there")
 
 
 def test_far_away_and_filtered(bed: Testbed) -> None:
