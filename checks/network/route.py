@@ -147,7 +147,7 @@ def failure(
     wrong = {pair: [f for f in faults[pair] if f.status == FAIL] for pair in culprit.pairs}
     mine = {b: of for (a, b), of in wrong.items() if a == node}
     several = culprit.kind in ("pair", "way")
-    told = said(mine) or abroad(node, wrong)
+    told = said(mine) or abroad(wrong)
     return replace(
         told,
         scope="pair" if several else "cluster" if culprit.kind == "cluster" else "node",
@@ -155,15 +155,15 @@ def failure(
     )
 
 
-def abroad(node: str, wrong: Mapping[tuple[str, str], list[Fault]]) -> Verdict:
+def abroad(wrong: Mapping[tuple[str, str], list[Fault]]) -> Verdict:
     """Return the failure of a node to which the others do not find the way."""
     (a, _), of = min(wrong.items())
     words = Counter(one.words.format(b="it") for found in wrong.values() for one in found)
     return Verdict(
         FAIL,
-        f"to {node} no other node goes as it should: {a} {words.most_common(1)[0][0]}",
+        f"the other nodes do not go to it as they should: {a} {words.most_common(1)[0][0]}",
         observed=of[0].address,
-        fix=f"give {node} an address in the others' subnet, or them a route: on {a}, {of[0].fix}",
+        fix=f"give it an address in the others' subnet, or them a route: on {a}, {of[0].fix}",
         reproduce=f"on {a}: ip route get {of[0].address}",
     )
 
@@ -178,14 +178,32 @@ def faults_of(fact: Ways, peer: str, routes: list[Route]) -> Iterator[Fault]:
         there, answer, at = route["there"], route["answer"], places[route["interface"]]
         if there["problem"]:
             words = f"has no way to {{b}} ({route['address']}): {there['problem']}"
-            fix = f"ip route add {route['address']} dev {at['interface']}, or what it lacks"
-            yield Fault(FAIL, route["address"], words, fix)
+            yield Fault(FAIL, route["address"], words, way_back(route, at))
         elif is_bare(at):
             continue
         elif there["device"] not in places:
             yield astray(fact, route, at)
         elif answer["device"] and answer["device"] not in places:
             yield answered(fact, route, at)
+
+
+def way_back(route: Route, at: Place) -> str:
+    """Return what gives a node the way that it lacks."""
+    if route["there"]["device"]:
+        return "see on which nodes that address is, and leave it to one: ip -brief address"
+    if is_inside(route["address"], at):
+        return f"ip route add {at['subnet']} dev {at['interface']}"
+    return lacking(route["address"], at)
+
+
+def lacking(address: str, at: Place) -> str:
+    return f"ip route add SUBNET via GATEWAY dev {at['interface']}, for the subnet of {address}"
+
+
+def is_inside(address: str, at: Place) -> bool:
+    if not at["subnet"]:
+        return False
+    return ipaddress.ip_address(address) in ipaddress.ip_network(at["subnet"])
 
 
 def is_bare(at: Place) -> bool:
@@ -198,8 +216,7 @@ def astray(fact: Ways, route: Route, at: Place) -> Fault:
     """Return the fault of a way that is not by the data plane."""
     device, address, own = route["there"]["device"], route["address"], at["interface"]
     words = f"goes to {{b}} ({address}) by {device}, not by {own}"
-    inside = at["subnet"] and ipaddress.ip_address(address) in ipaddress.ip_network(at["subnet"])
-    if inside:
+    if is_inside(address, at):
         theirs = [s for s in subnets_of(fact, device) if overlap(s, at["subnet"])]
         why = f"{at['subnet']} of {own} and {theirs[0]} of {device} overlap" if theirs else ""
         words += f": {why}" if why else f", though that is in {at['subnet']} too"
@@ -207,8 +224,7 @@ def astray(fact: Ways, route: Route, at: Place) -> Fault:
         return Fault(FAIL, address, words, fix if why else f"see ip route get {address}")
     gateway = route["there"]["gateway"]
     words += f": the way to it is by {gateway}" if gateway else ""
-    fix = f"ip route add SUBNET via GATEWAY dev {own}, for the subnet of {address}"
-    return dropped(fact, Fault(WARN, address, words, fix), own)
+    return dropped(fact, Fault(WARN, address, words, lacking(address, at)), own)
 
 
 def answered(fact: Ways, route: Route, at: Place) -> Fault:
@@ -223,7 +239,7 @@ def dropped(fact: Ways, fault: Fault, own: str) -> Fault:
     """Return the fault as a failure if the interface takes nothing that it would not answer."""
     if not fact["table"] or own not in fact["table"]["strict"]:
         return fault
-    words = f"{fault.words}; so {own} drops what comes from there (rp_filter is 1)"
+    words = f"{fault.words}, and {own} drops what comes from there (rp_filter is 1)"
     return fault._replace(status=FAIL, words=words, fix=f"{fault.fix}; or rp_filter=2")
 
 
