@@ -36,7 +36,7 @@ from preflight.api import (
 from preflight.node.launch import wanted
 from preflight.node.mesh import message
 from preflight.node.pairs import Culprit, blame, partners, stricken
-from preflight.node.route import Place, Route, Table, table, ways
+from preflight.node.route import Place, Route, Table, is_within, table, ways
 
 LOST = (
     *("network.ephemeral", "network.port", "network.path_mtu", "network.latency"),
@@ -191,19 +191,13 @@ def way_back(route: Route, at: Place) -> str:
     """Return what gives a node the way that it lacks."""
     if route["there"]["device"]:
         return "see on which nodes that address is, and leave it to one: ip -brief address"
-    if is_inside(route["address"], at):
+    if is_within(route["address"], at["subnet"]):
         return f"ip route add {at['subnet']} dev {at['interface']}"
     return lacking(route["address"], at)
 
 
 def lacking(address: str, at: Place) -> str:
     return f"ip route add SUBNET via GATEWAY dev {at['interface']}, for the subnet of {address}"
-
-
-def is_inside(address: str, at: Place) -> bool:
-    if not at["subnet"]:
-        return False
-    return ipaddress.ip_address(address) in ipaddress.ip_network(at["subnet"])
 
 
 def is_bare(at: Place) -> bool:
@@ -216,7 +210,7 @@ def astray(fact: Ways, route: Route, at: Place) -> Fault:
     """Return the fault of a way that is not by the data plane."""
     device, address, own = route["there"]["device"], route["address"], at["interface"]
     words = f"goes to {{b}} ({address}) by {device}, not by {own}"
-    if is_inside(address, at):
+    if is_within(address, at["subnet"]):
         theirs = [s for s in subnets_of(fact, device) if overlap(s, at["subnet"])]
         why = f"{at['subnet']} of {own} and {theirs[0]} of {device} overlap" if theirs else ""
         words += f": {why}" if why else f", though that is in {at['subnet']} too"

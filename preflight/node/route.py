@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import socket
 import struct
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
@@ -144,13 +145,23 @@ def ways(
 def facing(
     own: Sequence[Mapping[str, str]], addresses: Sequence[str]
 ) -> Iterator[Mapping[str, str]]:
-    """Yield for each address of a peer the place of this node that belongs to the same network.
+    """Yield for each address of a peer the place of this node that belongs to it.
 
-    Where they are on as many networks as here, it is the one at the same place of the list.
+    One in whose subnet it is; else, where there are as many here as there, the one at the same
+    place of the list; else the first.
     """
-    for number_, address in enumerate(addresses):
+    for index, address in enumerate(addresses):
         alike = [one for one in own if (":" in one["address"]) == (":" in address)] or list(own)
-        yield alike[number_] if len(alike) == len(addresses) else alike[0]
+        near = [one for one in alike if is_within(address, one["subnet"])]
+        if near:
+            yield near[0]
+        else:
+            yield alike[index] if len(alike) == len(addresses) else alike[0]
+
+
+def is_within(address: str, network: str) -> bool:
+    """Whether an address is one of a subnet, which may not be known."""
+    return bool(network) and ipaddress.ip_address(address) in ipaddress.ip_network(network)
 
 
 def by_socket(node: Node, address: str) -> Way:
