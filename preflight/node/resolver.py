@@ -7,8 +7,6 @@ process of their own. Sent to nodes: stdlib only, Python 3.8.
 from __future__ import annotations
 
 import functools
-import json
-import os
 import queue
 import socket
 import threading
@@ -18,11 +16,13 @@ from typing import Any, Callable, List, Mapping, Sequence, TypedDict
 from preflight.api import Node, Unobservable
 from preflight.node.launch import settings
 from preflight.node.net import FAMILIES, interfaces, meeting_address
-from preflight.node.toolbox import die_with
+from preflight.node.toolbox import back, depart
 
 LIMIT_S = 6.0
 """For one look-up. resolv.conf(5): a name server that is silent costs 5 s before the next one is
 asked, so that one dead server of two is slow and not silent."""
+SPARE_S = 2.0
+"""Beyond it, for their process to start and to tell."""
 AT_ONCE, PATIENCE_S, MOST = 8, 0.3, 128
 """Look-ups under way, not counting those that take longer than this; and with those."""
 UNKNOWN, SILENT = "no such name", "no answer"
@@ -146,33 +146,15 @@ def name_of(address: str) -> list[str]:
 
 
 def in_time(questions: Questions, limit_s: float) -> dict[str, Look]:
-    """Return what came of some look-ups, done in a process that is then ended.
+    """Return what came of some look-ups, done in a process that ends with those that hang.
 
     Raises:
-        Unobservable: it cannot be started.
+        Unobservable: it cannot be started, or died.
     """
-    parent = os.getpid()
-    come, tell = os.pipe()
-    try:
-        pid = os.fork()
-    except OSError as error:
-        os.close(come)
-        os.close(tell)
-        raise Unobservable(f"cannot start a process: {error.strerror}") from error
-    if pid == 0:
-        try:
-            die_with(parent)
-            with os.fdopen(tell, "w") as out:
-                json.dump(at_once(questions, limit_s), out)
-        finally:
-            os._exit(0)  # with the threads that hang
-    os.close(tell)
-    with os.fdopen(come) as told:
-        text = told.read()
-    os.waitpid(pid, 0)
-    if not text:
-        raise Unobservable("the process that looks names up has died")
-    found: dict[str, Look] = json.loads(text)
+    trip = depart(functools.partial(at_once, questions, limit_s))
+    found = back(*trip, time.monotonic() + limit_s + SPARE_S)
+    if not isinstance(found, dict):
+        raise Unobservable(f"the process that looks names up: {found[0]}")
     return found
 
 

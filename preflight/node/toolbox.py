@@ -132,9 +132,10 @@ class Toolbox:
 
     def visit(self, paths: Sequence[str], limit_s: float = 2) -> Mapping[str, Visit]:
         """Go to several paths at once, each in a process of its own."""
-        under_way = {path: depart(path) for path in dict.fromkeys(paths)}
+        trips = {path: depart(functools.partial(gone_to, path)) for path in dict.fromkeys(paths)}
         deadline = time.monotonic() + limit_s
-        return {path: back(*trip, deadline) for path, trip in under_way.items()}
+        told = {path: back(*trip, deadline) for path, trip in trips.items()}
+        return {path: Visit(*words) for path, words in told.items()}
 
     def which(self, program: str) -> str | None:
         """Return the full path of a program."""
@@ -216,8 +217,12 @@ class Toolbox:
             raise (Absent if error.value in absent else Unobservable)(f"NVML: {error}") from error
 
 
-def depart(path: str) -> tuple[int, int]:
-    """Start a process that goes to a path; return its pid and where it will tell."""
+def depart(errand: Callable[[], Any]) -> tuple[int, int]:
+    """Start a process that does something; return its pid and where it will tell what came of it.
+
+    Raises:
+        Unobservable: it cannot be started.
+    """
     parent = os.getpid()
     come, tell = os.pipe()
     try:
@@ -229,7 +234,7 @@ def depart(path: str) -> tuple[int, int]:
     if pid == 0:
         try:
             die_with(parent)
-            os.write(tell, json.dumps(gone_to(path)).encode())
+            os.write(tell, json.dumps(errand()).encode())
         finally:
             os._exit(0)
     os.close(tell)
@@ -250,8 +255,8 @@ def gone_to(path: str) -> Visit:
     return Visit("", real, readable, writable, size, free, round(time.monotonic() - begun, 4))
 
 
-def back(pid: int, come: int, deadline: float) -> Visit:
-    """Return what a visitor tells, or that it does not come back.
+def back(pid: int, come: int, deadline: float) -> Any:
+    """Return what a process tells; as of a visit, that it died or does not come back.
 
     It is killed, and not waited for: in D state it stays until its mount answers.
     """
@@ -262,12 +267,12 @@ def back(pid: int, come: int, deadline: float) -> Visit:
             data = os.read(come, 1 << 16)
             if not data:
                 os.waitpid(pid, 0)
-                return Visit(*json.loads(told)) if told else Visit("died")
+                return json.loads(told) if told else ("died",)
             told += data
     finally:
         os.close(come)
     os.kill(pid, signal.SIGKILL)
-    return Visit(NO_ANSWER)
+    return (NO_ANSWER,)
 
 
 def group_name(gid: int) -> str:
