@@ -22,9 +22,7 @@ from typing import Any, Mapping, Sequence, TypedDict
 
 from preflight.api import (
     Check,
-    Fleet,
     Node,
-    Reply,
     Verdict,
     Want,
     fail,
@@ -60,28 +58,15 @@ DROPS = ("rx_dropped", "rx_missed_errors")
 
 
 class Watched(TypedDict):
-    before: Counted | None
-    after: Counted | None
-    problem: str
-
-
-def exercise(fleet: Fleet, want: Want) -> dict[str, Watched]:
-    replies = fleet.map(watch, dict.fromkeys(fleet.nodes, wanted(want)))
-    return {node: found(reply) for node, reply in replies.items()}
-
-
-def found(reply: Reply) -> Watched:
-    if reply.problem:
-        return Watched(before=None, after=None, problem=str(reply.problem["message"]))
-    value: Watched = reply.value
-    return value
+    before: Counted
+    after: Counted
 
 
 def watch(node: Node, launch: Mapping[str, Any]) -> Watched:
     network = interfaces(node, launch)
     before = counted(node, network)
     time.sleep(WATCH_S)
-    return Watched(before=before, after=counted(node, network), problem="")
+    return Watched(before=before, after=counted(node, network))
 
 
 # ---- judging -------------------------------------------------------------------------------
@@ -107,13 +92,11 @@ def others(numbers: Sequence[float]) -> float | None:
 
 def judged(fact: Watched, usual_downs: float | None, usual_drops: float | None) -> Verdict:
     before, after = fact["before"], fact["after"]
-    if not before or not after:
-        return unknown(fact["problem"])
     if not after["links"]:
         return unknown("there is no interface of the data plane")
     if not any(packets(counts) for counts in after["links"].values()):
         return skip("its links count no packets")
-    took = max(WATCH_S, after["at"] - before["at"])
+    took = max(WATCH_S, after["up_s"] - before["up_s"])
     now = {name: grown(before["links"].get(name, {}), c) for name, c in after["links"].items()}
     for name, more in now.items():
         verdict = growing(name, more, took, usual_drops)
@@ -187,23 +170,20 @@ def beside(usual: float | None, unit: str) -> str:
 
 def downs_of(fact: Watched) -> int:
     """Return how often the worst of a node's links has gone down."""
-    after = fact["after"]
-    return max((c.get(DOWNS, 0) for c in after["links"].values()), default=0) if after else 0
+    return max((counts.get(DOWNS, 0) for counts in fact["after"]["links"].values()), default=0)
 
 
 def drops_of(fact: Watched) -> float:
     """Return how many packets the worst of a node's links drops a second."""
     before, after = fact["before"], fact["after"]
-    if not before or not after:
-        return 0
-    took = max(WATCH_S, after["at"] - before["at"])
+    took = max(WATCH_S, after["up_s"] - before["up_s"])
     links = after["links"].items()
     more = (grown(before["links"].get(name, {}), counts) for name, counts in links)
     return max((total(one, DROPS) / took for one in more), default=0)
 
 
 CHECK = Check(
-    exercise=exercise,
+    probe=watch,
     args=wanted,
     compare=compare,
     level="standard",

@@ -5,7 +5,6 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
-import time
 from typing import Mapping, Sequence, TypedDict
 
 from preflight.api import Node
@@ -28,8 +27,6 @@ Counts = Mapping[str, int]
 class Counted(TypedDict):
     """What the links of the data plane had counted, at a time."""
 
-    at: float
-    """Of the node's clock that does not jump."""
     up_s: float
     """Since the node's start."""
     links: dict[str, Counts]
@@ -46,7 +43,6 @@ def counted(node: Node, network: Network) -> Counted:
         below for name in network["data_plane"]["names"] for below in links(node, name)
     )
     return Counted(
-        at=time.monotonic(),
         up_s=float((node.read("/proc/uptime") or "0").split()[0]),
         links={name: counts(node, name) for name in names},
     )
