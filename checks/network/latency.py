@@ -6,9 +6,9 @@ Why: every collective waits for the slowest round trip, many times a step. A nod
 Facts: address (of the node on the data plane), trips (to other nodes: times_us, least, median and
     p99; sent, arrived and heard, up to the last reply, which tell what was lost there and what on
     the way back; missing, all replies that did not come; by: udp, or tcp where UDP is filtered,
-    which tells no losses), losses (the same of 200 datagrams, where
-    a first one was lost). Each node talks to one other at a time. Above 64 nodes a sample: each
-    one meets at least eight others and the master.
+    which tells no losses), losses (the same of 200 datagrams, where a first one was lost). Of two
+    nodes one talks to the other, and each to one at a time. Above 64 nodes a sample: each one meets
+    at least eight others and the master.
 Source: UDP echoes of preflight's own, with the kernel's time of arrival (SO_TIMESTAMPNS) at both
     ends, so that it is the network that is timed and not how busy a node is. A round trip is within
     one rack tens of microseconds; 100 km of fibre add 1 ms. TCP carries at most 1.22 x MSS / (round
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 from statistics import median
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence, TypedDict
+from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
 
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
@@ -99,7 +99,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
             else:
                 ports[node] = one.ready["port"]
         goes = partners(list(ports), want.launch.get("master", ""))
-        ways = {node: in_turn(node, others, list(ports)) for node, others in goes.items()}
+        ways = {node: in_turn(node, goes, list(ports)) for node in goes}
 
         def asked(which: Mapping[str, Sequence[str]], *more: int) -> dict[str, Sequence[Any]]:
             return {
@@ -122,10 +122,18 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
     return facts
 
 
-def in_turn(node: str, others: Iterable[str], order: Sequence[str]) -> list[str]:
-    """Return others in the order of the nodes, from the one after this on."""
-    start = order.index(node)
-    return sorted(others, key=lambda one: (order.index(one) - start) % len(order))
+def in_turn(node: str, goes: Mapping[str, Sequence[str]], order: Sequence[str]) -> list[str]:
+    """Return whom a node talks to, in the order of the nodes, from the one after it on.
+
+    Of two nodes that would go to each other one does: a talk tells of both ways.
+    """
+    start, places = order.index(node), {one: place for place, one in enumerate(order)}
+    mine = [
+        one
+        for one in goes[node]
+        if node not in goes[one] or (start < places[one]) == bool((start + places[one]) % 2)
+    ]
+    return sorted(mine, key=lambda one: (places[one] - start) % len(order))
 
 
 def shaky(facts: Mapping[str, Mesh]) -> dict[str, list[str]]:
@@ -189,8 +197,7 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
         elif node in late:
             verdicts[node] = slow(node, late[node], took, right, facts)
         else:
-            by = {one["by"] for one in fact["trips"].values()}
-            verdicts[node] = well(node, took, right, lost, by)
+            verdicts[node] = well(node, took, right, lost, nodes)
     return verdicts
 
 
@@ -296,25 +303,24 @@ def well(
     took: Mapping[Pair, Took],
     right: Took,
     lost: Mapping[Pair, Lost],
-    by: Iterable[str],
+    order: Sequence[str],
 ) -> Verdict:
     """Return the verdict of a node that is not to blame for what is slow or lost."""
     bad = {pair for pair, one in lost.items() if one.counts}
     bad |= {pair for pair, one in took.items() if is_late(one, right)}
-    others = {b for a, b in (*took, *lost) if a == node}
-    told = {one for one in others if {(node, one), (one, node)} & bad}
-    mine = {one: took[node, one] for one in others - told if (node, one) in took}
-    rest = f"; what is wrong between it and {some(sorted(told))} is told there" if told else ""
+    told = [one for one in order if {(node, one), (one, node)} & bad]
+    mine = {one: took[node, one] for one in order if (node, one) in took and one not in told}
+    rest = f"; what is wrong between it and {some(told)} is told there" if told else ""
     if not mine:
         return ok(rest[2:]) if told else unknown("no other node answered, by UDP or by TCP")
     middle, worst = median([one.median for one in mine.values()]), max(m.p99 for m in mine.values())
-    gone = [one for pair, one in lost.items() if node in pair and not {*pair} & told]
+    gone = [one for pair, one in lost.items() if node in pair and not {*pair} & {*told}]
     missing, sent = (sum(one[i] for one in gone) for i in range(2))
     words = f"{missing} of {sent} packets lost" if missing else "nothing lost"
-    if "tcp" in by:
+    if not all((node, one) in lost for one in mine):
         words = "by TCP where UDP is filtered: losses are not told there"
     return ok(
-        f"round trips with {some(sorted(mine))} take {written(middle)}"
+        f"round trips with {some(list(mine))} take {written(middle)}"
         f" (p99 {written(worst)}), {words}{rest}",
         observed=middle,
     )

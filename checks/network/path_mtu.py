@@ -141,7 +141,11 @@ def well(node: str, facts: Mapping[str, Mesh], results: Mapping[Pair, str]) -> V
     mine = {pair: result for pair, result in results.items() if node in pair}
     bad = {other(pair, node) for pair, result in mine.items() if result not in (OK, UNFINISHED)}
     good = {pair for pair, result in mine.items() if result == OK and not {*pair} & bad}
-    rest = f"; those to or from {some(sorted(bad))} do not, which is told there" if bad else ""
+    rest = (
+        f"; those to or from {some([n for n in facts if n in bad])} do not, which is told there"
+        if bad
+        else ""
+    )
     if not good:
         return (
             ok(f"packets{rest[7:]}")
@@ -150,7 +154,8 @@ def well(node: str, facts: Mapping[str, Mesh], results: Mapping[Pair, str]) -> V
         )
     sizes = sorted({facts[a]["passages"][b]["passes"] for a, b in good})
     size = " to ".join(str(one) for one in dict.fromkeys((sizes[0], sizes[-1])))
-    between = some(sorted({other(pair, node) for pair in good}))
+    met = {other(pair, node) for pair in good}
+    between = some([one for one in facts if one in met])
     return ok(f"packets of {size} bytes pass to and from {between}{rest}", observed=sizes[0])
 
 
