@@ -23,7 +23,7 @@ def test_a_sound_network(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == []
     assert results(report, "fail", "warn", "unknown", "skip") == []
-    assert summary(report, CHECK, "tb1").endswith((" with tb2, tb3, tb4", "; a CPU is what limits"))
+    assert " with tb2, tb3, tb4" in summary(report, CHECK, "tb1")
 
 
 def test_a_node_with_a_slow_link(bed: Testbed) -> None:
@@ -34,7 +34,7 @@ def test_a_node_with_a_slow_link(bed: Testbed) -> None:
     said = summary(report, CHECK, "tb2")
     assert said.startswith("TCP with all other nodes, both ways, at 0.")
     assert said.endswith(" Gb/s is usual")
-    words = "; with tb2 it is slow, which is told there"
+    words = "; TCP with tb2 is slow, which is told there"
     assert words in summary(report, CHECK, "tb1")
 
 
