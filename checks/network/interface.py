@@ -30,6 +30,7 @@ from preflight.api import (
     fail,
     ok,
     same_everywhere,
+    skip,
     some,
     unknown,
     warn,
@@ -98,7 +99,7 @@ def well(node: str, fact: Chosen, want: Want) -> Verdict:
     """Return the verdict of a node whose choices are right, as far as this check tells."""
     words = "; ".join(f"{by} would use {places(found)}" for by, found in by_whom(fact["choices"]))
     if len(want.nodes) == 1:
-        return ok(words)
+        return skip(f"one node alone: {words}")
     if fact["problem"] or not fact["answers"]:
         return unknown(fact["problem"] or "no other node could be dialled")
     bad = [b for b, got in fact["answers"].items() if not any(map(is_well, got.values()))]

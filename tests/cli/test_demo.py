@@ -291,6 +291,8 @@ def test_what_the_recordings_do_not_answer() -> None:
         "network.firewall": "the recording has no answer to uname",
         "software.os": "the recording has no answer to uname",
         "storage.mounts": "the recording has no answer to uname",
+        "network.ephemeral": NO_TRAFFIC,
+        "network.interface": NO_TRAFFIC,
         "network.port": NO_TRAFFIC,
     }
 
