@@ -31,6 +31,8 @@ CODES = {
     (ICMP6, 1, 6): "route rejected",
 }
 """RFC 792, 1812 and 4443, by origin, type and code."""
+NEIGHBOUR = ("host unreachable", "address unreachable")
+"""Messages about a neighbour that is not there."""
 
 
 def turned_away(one: socket.socket) -> tuple[str, str]:
@@ -44,7 +46,10 @@ def turned_away(one: socket.socket) -> tuple[str, str]:
             _, origin, kind, code, *_ = struct.unpack_from(ERROR, data)
             if origin in (ICMP, ICMP6):
                 words = CODES.get((origin, kind, code), f"type {kind} code {code}")
-                return words, offender(data[struct.calcsize(ERROR) :])
+                by = offender(data[struct.calcsize(ERROR) :])
+                # its own kernel says so where nobody answers ARP (ipv4_link_failure)
+                own = words in NEIGHBOUR and by == one.getsockname()[0]
+                return ("", "") if own else (words, by)
     return "", ""
 
 
