@@ -9,7 +9,7 @@ Facts: itself (host and full name, what the host name means there and how long t
     full names, their names in the inventory and MASTER_ADDR mean there), reverse (the names of the
     others' addresses), lines (of /etc/hosts). A name of the inventory and MASTER_ADDR count as a
     node's if they mean it anywhere. Of the node, not of a container. Above 64 nodes a sample.
-Source: gethostname(2), getaddrinfo(3), getnameinfo(3), each for 6 s at most; /etc/hosts,
+Source: gethostname(2), getaddrinfo(3), gethostbyaddr(3), each for 6 s at most; /etc/hosts,
     /etc/resolv.conf. PyTorch 2.9 ProcessGroupGloo.cpp (createDefaultDevice), torch/distributed/
     elastic/rendezvous/api.py (socket.getfqdn), TCPStore's socket.cpp (getnameinfo).
 Fix: give every node all nodes' names and addresses, in DNS or /etc/hosts.

@@ -25,6 +25,8 @@ SPARE_S = 2.0
 """Beyond it, for their process to start and to tell."""
 AT_ONCE, PATIENCE_S, MOST = 8, 0.3, 128
 """Look-ups under way, not counting those that take longer than this; and with those."""
+TRY_AGAIN = 2
+"""From netdb.h: no answer, or one of a server that could not tell."""
 UNKNOWN, SILENT = "no such name", "no answer"
 HOSTS, RESOLV = "/etc/hosts", "/etc/resolv.conf"
 GLOO, MASTER = "GLOO_SOCKET_IFNAME", "MASTER_ADDR"
@@ -137,10 +139,10 @@ def lines_of(node: Node, names: Sequence[str]) -> dict[str, str]:
 def name_of(address: str) -> list[str]:
     """Return the name of an address, as torch's TCPStore asks for that of each client."""
     try:
-        flags = socket.NI_NAMEREQD | socket.NI_NUMERICSERV
-        return [socket.getnameinfo((address, 0), flags)[0]]
-    except socket.gaierror as error:
-        if error.errno == socket.EAI_AGAIN:
+        # Not getnameinfo, in which Python up to 3.11 keeps all other threads waiting.
+        return [socket.gethostbyaddr(address)[0]]
+    except socket.herror as error:
+        if error.errno == TRY_AGAIN:
             raise Unobservable(f"{address}: the resolver does not answer") from error
         return []
 

@@ -221,6 +221,10 @@ def test_a_dead_resolver(bed: Testbed) -> None:
     said = summary(report, CHECK, "tb2")
     words = "no answer of the resolver (/etc/resolv.conf names 10.78.0.4)"
     assert said == f"does not find tb3: {words}"
+    (tb2,) = [r for r in report["results"] if (r["check"], r["node"]) == (CHECK, "tb2")]
+    for detail in tb2["details"]:  # what hangs is left behind in time
+        assert "took 6." in detail
+    assert len(tb2["details"]) == 2
 
 
 def test_a_slow_resolver(bed: Testbed) -> None:
