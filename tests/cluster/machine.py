@@ -12,9 +12,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ POLL_S = 0.01
 BOOT_LIMIT_S = 20
 SSHD = "/usr/sbin/sshd"
 SCRATCH = ("/tmp", "/run", "/dev/shm")
+SHARED = tuple({str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix})
+"""What every node sees, as on a cluster's shared disk: preflight, and the Python that runs it."""
 
 # Descriptor 9 keeps the upper directory reachable after the old root is gone: what the node's disk
 # holds that the controller's does not. The first process only reaps; it must not be replaced by
@@ -49,6 +52,12 @@ mount -t tmpfs -o mode=1777,nosuid,nodev,size=8g tmpfs dev/shm
 mount -t tmpfs -o mode=755,nosuid,nodev tmpfs run
 mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs tmp
 mkdir run/sshd run/lock
+for shared; do
+  if ! [ -e ".$shared/bin" ] && ! [ -e ".$shared/pyproject.toml" ]; then
+    mkdir -p ".$shared"
+    mount --bind "$shared" ".$shared"
+  fi
+done
 pivot_root . mnt
 umount -l mnt
 cd /
@@ -113,7 +122,7 @@ class Machine:
         argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--uts", "--ipc", "--net"]
         argv += ["--pid", "--fork", "--kill-child", "--propagation", "private"]
         self._outer = subprocess.Popen(
-            [*argv, "sh", "-c", INIT, self.name],
+            [*argv, "sh", "-c", INIT, self.name, *SHARED],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -284,7 +293,9 @@ class Machine:
         own = {str(path) for path, real in disk.items() if not (real.is_dir() and path.is_dir())}
         root = self.path("/")
         return own.union(
-            f"/{path.relative_to(root)}" for name in SCRATCH for path in walk(self.path(name))
+            f"/{path.relative_to(root)}"
+            for name in SCRATCH
+            for path in walk(self.path(name), {root / path[1:] for path in SHARED})
         )
 
     def remove(self, path: str) -> None:
@@ -296,7 +307,8 @@ class Machine:
             target.unlink(missing_ok=True)
 
 
-def walk(top: Path) -> Iterator[Path]:
+def walk(top: Path, without: Collection[Path] = ()) -> Iterator[Path]:
     """Yield every path below a directory; what vanishes meanwhile is left out."""
     for folder, folders, files in os.walk(top):
+        folders[:] = [name for name in folders if Path(folder, name) not in without]
         yield from (Path(folder, name) for name in (*folders, *files))
