@@ -100,13 +100,18 @@ def compare(facts: Mapping[str, Ways], want: Want) -> dict[str, Verdict]:
     return {
         node: failure(node, rows[node], faults, facts)
         if node in rows
-        else by_itself(node, fact, faults)
-        for node, fact in facts.items()
+        else by_itself(node, facts, faults)
+        for node in facts
     }
 
 
-def by_itself(node: str, fact: Ways, faults: Mapping[tuple[str, str], list[Fault]]) -> Verdict:
+def by_itself(
+    node: str, facts: Mapping[str, Ways], faults: Mapping[tuple[str, str], list[Fault]]
+) -> Verdict:
     """Return the verdict of a node to which no failure is put down."""
+    fact = facts[node]
+    if not fact["problem"] and not any(map(places_of, facts.values())):
+        return skip("no node has an address on the data plane that others could use")
     if not fact["routes"]:
         return unknown(fact["problem"] or "it or the others have no address on the data plane")
     mine = {b: of for (a, b), of in faults.items() if a == node}

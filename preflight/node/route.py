@@ -132,7 +132,7 @@ def ways(
     with asking() as ask:
         for peer, addresses in peers.items():
             found[peer] = []
-            for place, address in zip(facing(own, addresses), addresses):
+            for place, address in facing(own, addresses):
                 there, answer = ask(address, ""), ask(address, place["address"])
                 if there is None or answer is None:
                     there = answer = by_socket(node, address)
@@ -144,19 +144,17 @@ def ways(
 
 def facing(
     own: Sequence[Mapping[str, str]], addresses: Sequence[str]
-) -> Iterator[Mapping[str, str]]:
-    """Yield for each address of a peer the place of this node that belongs to it.
+) -> Iterator[tuple[Mapping[str, str], str]]:
+    """Yield the addresses of a peer, each with the place of this node that belongs to it.
 
     One in whose subnet it is; else, where there are as many here as there, the one at the same
-    place of the list; else the first.
+    place of the list; else the first for the first. To others nothing here belongs.
     """
     for index, address in enumerate(addresses):
         alike = [one for one in own if (":" in one["address"]) == (":" in address)] or list(own)
         near = [one for one in alike if is_within(address, one["subnet"])]
-        if near:
-            yield near[0]
-        else:
-            yield alike[index] if len(alike) == len(addresses) else alike[0]
+        if near or len(alike) == len(addresses) or index == 0:
+            yield near[0] if near else alike[index], address
 
 
 def is_within(address: str, network: str) -> bool:

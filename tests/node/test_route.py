@@ -48,11 +48,12 @@ def test_a_message_of_another_kind_is_no_answer() -> None:
 @pytest.mark.parametrize(
     ("addresses", "expected"),
     [
-        (["10.0.0.9", "10.1.0.9"], ["eth0", "eth1"]),
-        (["10.1.0.9"], ["eth1"]),
-        (["10.7.0.9"], ["eth0"]),
-        (["10.7.0.9", "10.8.0.9"], ["eth0", "eth1"]),
-        (["fd00::9"], ["eth2"]),
+        (["10.0.0.9", "10.1.0.9"], [("eth0", "10.0.0.9"), ("eth1", "10.1.0.9")]),
+        (["10.1.0.9"], [("eth1", "10.1.0.9")]),
+        (["10.7.0.9"], [("eth0", "10.7.0.9")]),
+        (["10.7.0.9", "10.8.0.9"], [("eth0", "10.7.0.9"), ("eth1", "10.8.0.9")]),
+        (["10.0.0.9", "10.8.0.9", "10.9.0.9"], [("eth0", "10.0.0.9")]),
+        (["fd00::9"], [("eth2", "fd00::9")]),
     ],
 )
 def test_rails_face_each_other(addresses: list[str], expected: list[str]) -> None:
@@ -61,7 +62,7 @@ def test_rails_face_each_other(addresses: list[str], expected: list[str]) -> Non
         {"interface": "eth1", "address": "10.1.0.1", "subnet": "10.1.0.0/24"},
         {"interface": "eth2", "address": "fd00::1", "subnet": ""},
     ]
-    assert [one["interface"] for one in facing(own, addresses)] == expected
+    assert [(one["interface"], to) for one, to in facing(own, addresses)] == expected
 
 
 @pytest.mark.parametrize(
