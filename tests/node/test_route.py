@@ -56,7 +56,7 @@ def test_a_message_of_another_kind_is_no_answer() -> None:
         (["fd00::9"], [("eth2", "fd00::9")]),
     ],
 )
-def test_rails_face_each_other(addresses: list[str], expected: list[str]) -> None:
+def test_rails_face_each_other(addresses: list[str], expected: list[tuple[str, str]]) -> None:
     own = [
         {"interface": "eth0", "address": "10.0.0.1", "subnet": "10.0.0.0/24"},
         {"interface": "eth1", "address": "10.1.0.1", "subnet": "10.1.0.0/24"},
