@@ -16,7 +16,8 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from preflight.secrecy import HIDDEN, SECRET_IN_URL
+from preflight.node.variables import HIDDEN
+from preflight.secrecy import SECRET_IN_URL
 
 FIRST_USER = 1000
 """UID_MIN of login.defs(5); below are the system's users and groups, the same everywhere."""

@@ -18,6 +18,7 @@ from preflight.cli import complete, flags, options
 from preflight.errors import ConfigError, TransportError
 from preflight.inventory import Cluster, NodeSpec
 from preflight.no_agent import AgentError
+from preflight.run import NEEDS_ROOT
 from preflight.transport import Transport
 from preflight.transport.loopback import LocalTransport
 from preflight.transport.ssh import SshTransport
@@ -61,7 +62,7 @@ def command(
     same in all your recordings.
 
     Exit codes: 0 recorded, 2 usage or inventory error (nothing was contacted), 3 the node was not
-    reached, or not all could be recorded.
+    reached, or not all could be recorded that needs no root.
     """
     known, cluster = options.loaded(source, dirs)
     spec = one_node(cluster, node)
@@ -88,7 +89,7 @@ def command(
     made = recording.Recording.model_validate(anonymise(document, secret()))
     write_new(path, made.to_json())
     tell(path, taken, checks)
-    return UNDETERMINED if taken.lost else 0
+    return UNDETERMINED if {*taken.lost.values()} - {NEEDS_ROOT} else 0
 
 
 def one_node(cluster: Cluster, name: str) -> NodeSpec:

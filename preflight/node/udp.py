@@ -28,6 +28,8 @@ TIMESTAMPNS = 35
 """SO_TIMESTAMPNS and SCM_TIMESTAMPNS of asm-generic/socket.h: when the kernel got a datagram."""
 STAMP = "@ll"
 """struct timespec."""
+STALE_NS = 1_000_000_000
+"""A datagram that is older when it is read was stamped by another clock than that which is read."""
 AT_ONCE = 64
 """Datagrams that are taken before looking up from them."""
 
@@ -117,11 +119,14 @@ def incoming(one: socket.socket, buffer: bytearray) -> Iterator[tuple[int, int, 
 
 def arrival(told: list[tuple[int, int, bytes]]) -> int:
     """Return when the kernel got a datagram, in ns since the epoch; now if it does not say."""
+    now = time.time_ns()
     for level, kind, data in told:
         if (level, kind) == (socket.SOL_SOCKET, TIMESTAMPNS):
             seconds, nanoseconds = struct.unpack(STAMP, data)
-            return int(seconds) * 1_000_000_000 + int(nanoseconds)
-    return time.time_ns()
+            stamp = int(seconds) * 1_000_000_000 + int(nanoseconds)
+            # Of another clock, or one that was set meanwhile: of no use beside the time of sending.
+            return stamp if 0 <= now - stamp < STALE_NS else now
+    return now
 
 
 class Talk:

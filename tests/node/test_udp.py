@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -97,6 +98,11 @@ def test_an_address_that_is_not_here() -> None:
 
 
 def test_a_time_of_arrival() -> None:
-    kernel = struct.pack("@ll", 12, 34)
-    assert arrival([(socket.SOL_SOCKET, 35, kernel)]) == 12_000_000_034
-    assert arrival([(socket.SOL_SOCKET, 40, b"")]) > 1_700_000_000_000_000_000
+    now = time.time_ns()
+    kernel = struct.pack("@ll", *divmod(now, 1_000_000_000))
+    assert arrival([(socket.SOL_SOCKET, 35, kernel)]) == now
+    assert arrival([(socket.SOL_SOCKET, 40, b"")]) > now
+    # of a clock that is 90 s behind, or ahead
+    for off in (-90, 90):
+        kernel = struct.pack("@ll", now // 1_000_000_000 + off, 34)
+        assert now <= arrival([(socket.SOL_SOCKET, 35, kernel)]) <= time.time_ns()
