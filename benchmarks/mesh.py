@@ -74,7 +74,7 @@ def main() -> None:
         Testbed(Path(made), given.nodes) as bed,
     ):
         rounds = [
-            (run(bed, "access.ssh"), run(bed, "network"), run(bed, MESH))
+            (run(bed, "software.os"), run(bed, "network"), run(bed, MESH))
             for _ in range(given.repeats)
         ]
     bare_s = statistics.median(one[0][0] for one in rounds)

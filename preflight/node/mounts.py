@@ -145,7 +145,7 @@ def own_names(node: Node) -> list[str]:
     with contextlib.suppress(Unobservable):  # it decides nothing about the node's own mounts
         for addresses in node.psutil("net_if_addrs").values():
             found += [one["address"] for one in addresses if one["family"] in FAMILIES]
-    return sorted({name for name in found if not name.startswith(LOOPBACK)})
+    return [name for name in dict.fromkeys(found) if not name.startswith(LOOPBACK)]
 
 
 def table(node: Node) -> list[Mount]:

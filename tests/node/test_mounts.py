@@ -48,4 +48,4 @@ def test_a_node_goes_by_its_host_name_where_its_addresses_are_not_told() -> None
     refused = {"unobservable": "psutil could not be loaded"}
     uname = {"node": "gpu01.lan", "release": "", "version": "", "machine": ""}
     node = Replay({"uname": {"": uname}, "psutil": {"net_if_addrs": refused}})
-    assert own_names(node) == ["gpu01", "gpu01.lan"]
+    assert own_names(node) == ["gpu01.lan", "gpu01"]
