@@ -51,6 +51,8 @@ NO_COMMAND = (126, 127)
 """Ends of env(1), docker exec and podman exec where the program could not be started."""
 BY_SIGNAL = 128
 """A shell and an engine add this to the number of the signal that ended a program."""
+LAST_SIGNAL = 64
+"""SIGRTMAX of Linux, signal(7)."""
 FATAL = "Fatal Python error"
 """Begins the line that says why an interpreter did not start; others follow it."""
 GUESS = f"that the job uses {DEFAULT} is a guess: name its interpreter by launch.python"
@@ -203,7 +205,10 @@ def silence(ran: Ran, contained: bool) -> str:
         return "missing"
     if BEGAN in ran.out:
         return ""
-    own = not contained or ran.code > BY_SIGNAL or FATAL in ran.err
+    signalled = (
+        BY_SIGNAL < ran.code <= BY_SIGNAL + LAST_SIGNAL
+    )  # podman's own troubles end with 255
+    own = not contained or signalled or FATAL in ran.err
     return "broken" if own else ""
 
 

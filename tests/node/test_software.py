@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from preflight.api import Unobservable, Want
+from preflight.api import Ran, Unobservable, Want
 from preflight.node import interpreter
-from preflight.node.software import BEGAN, Inside, Torch, asked, training, versions
+from preflight.node.software import BEGAN, Inside, Torch, asked, silence, training, versions
 from preflight.node.toolbox import Toolbox
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -495,3 +495,10 @@ def test_an_expected_version_may_be_short_and_parity_counts_still(
     values = {"a": "2.4.0+cu124", "b": "2.4.0+cu124", "c": "2.4.1"}
     found = versions(values, "torch", expected)
     assert {node: verdict.status for node, verdict in found.items()} == statuses
+
+
+def test_an_engine_that_refuses_is_no_broken_interpreter() -> None:
+    """As podman says of a container that is there and does not run; 139 is SIGSEGV within one."""
+    refused = Ran(255, "", "Error: can only create exec sessions on running containers")
+    assert silence(refused, contained=True) == ""
+    assert silence(Ran(139, "", ""), contained=True) == "broken"
