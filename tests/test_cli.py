@@ -90,6 +90,24 @@ def test_the_inventory_schema_takes_the_example() -> None:
     assert set(example) <= set(schema["properties"])
 
 
+def test_the_inventory_schema_has_the_keys_of_checks_of_ones_own(tmp_path: Path) -> None:
+    text = checks_made.probing("return 1").replace(
+        "judge=judge", "judge=judge, expects=(Expect('fans', int, '', 'fans that turn'),)"
+    )
+    write(tmp_path / "site-checks", "site.fans", text)
+    inventory = tmp_path / "inventory.yaml"
+    inventory.write_text(
+        "nodes: [{name: a, transport: local}]\n"
+        "expect: {fans: 8}\n"
+        "checks: {dirs: [site-checks]}\n"
+    )
+    assert cli("run", str(inventory), "--only", "site").returncode == 0
+    done = cli("schema", "inventory", "--checks", str(tmp_path / "site-checks"))
+    keys = json.loads(done.stdout)["$defs"]["Expect"]["properties"]
+    assert keys["fans"] == {"description": "fans that turn", "minimum": 0, "type": "integer"}
+    assert "mtu" in keys
+
+
 def test_a_report_that_can_no_longer_be_written_is_shown_all_the_same(
     tmp_path: Path, aloud: Aloud
 ) -> None:

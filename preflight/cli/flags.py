@@ -9,10 +9,20 @@ import click
 from preflight.cli import complete
 
 checks = click.option(
-    "--checks", "dirs", multiple=True, type=click.Path(path_type=Path), metavar="DIR"
+    "--checks",
+    "dirs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A folder with checks of your own; repeatable.",
 )
 inventory = click.option(
-    "-i", "--inventory", "source", type=click.Path(path_type=Path), metavar="INVENTORY"
+    "-i",
+    "--inventory",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="INVENTORY",
+    help="The inventory to go by.",
 )
 require = click.option(
     "--require",
@@ -22,5 +32,6 @@ require = click.option(
     help="Undetermined unless it says something; repeatable.",
 )
 _GRAVE = click.Choice(["fail", "warn"])
-fail_on = click.option("--fail-on", type=_GRAVE, default="fail", show_default=True)
-fail_on_again = click.option("--fail-on", type=_GRAVE, show_default="as the run did")
+_COUNTS = "What makes a node not ready."
+fail_on = click.option("--fail-on", type=_GRAVE, default="fail", show_default=True, help=_COUNTS)
+fail_on_again = click.option("--fail-on", type=_GRAVE, show_default="as the run did", help=_COUNTS)

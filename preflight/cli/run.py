@@ -47,7 +47,13 @@ def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
     help="Not this one; repeatable.",
 )
 @flags.require
-@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="standard",
+    show_default=True,
+    help="quick sends nothing between nodes, deep adds load.",
+)
 @click.option(
     "--nodes",
     metavar="EXPR",
