@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
 
 from preflight.api import Check, Node, Unobservable, Verdict, Want, ok, some, unknown, warn
 from preflight.node.container import by_hand, called, closed, is_sealed
@@ -91,21 +91,47 @@ class Catch(NamedTuple):
 
 
 def compare(facts: Mapping[str, Proxies], want: Want) -> dict[str, Verdict]:
-    return {node: verdict(node, fact, facts, want) for node, fact in facts.items()}
+    whose: dict[str, list[str]] = {name: [name] for name in want.nodes if not is_address(name)}
+    for node, fact in facts.items():
+        if fact["address"]:
+            whose.setdefault(fact["address"], []).append(node)
+    kept: dict[str, tuple[str, ...]] = {}
+
+    def exposed(exceptions: str) -> tuple[str, ...]:
+        # Once, not for every node: nodes are as good as always started with the same no_proxy.
+        if exceptions not in kept:
+            rules = re.split(r"[,\s]+", exceptions.strip())
+            kept[exceptions] = tuple(t for t in whose if not any(covers(rule, t) for rule in rules))
+        return kept[exceptions]
+
+    return {node: verdict(node, fact, whose, exposed, want) for node, fact in facts.items()}
 
 
-def verdict(node: str, fact: Proxies, facts: Mapping[str, Proxies], want: Want) -> Verdict:
+def verdict(
+    node: str,
+    fact: Proxies,
+    whose: Mapping[str, Sequence[str]],
+    exposed: Callable[[str], Sequence[str]],
+    want: Want,
+) -> Verdict:
+    """Return what is to be said of a node.
+
+    `whose` has the nodes of each name and address that its peers may be called by, and `exposed`
+    tells which of these the text of a no_proxy does not cover.
+    """
     if fact["container"] and fact["unseen"]:
         return unknown(fact["unseen"])
     hidden = (f"no more than launch.env is seen: {fact['unseen']}",) if fact["unseen"] else ()
-    others = [other for other in want.nodes if other != node]
-    names = [name for name in others if not is_address(name)]
-    addresses = [facts[n]["address"] for n in others if n in facts and facts[n]["address"]]
-    targets = tuple(dict.fromkeys([*names, *addresses]))
-    catches = [one for one in (catch(who, fact, targets) for who in READERS) if one]
+    catches = []
+    for reader, (read, exceptions) in READERS.items():
+        own = tuple(name for name in read if value(fact, name))
+        exception = next((name for name in exceptions if name in fact["found"]), "")
+        lost = of_others(node, exposed(value(fact, exception)), whose) if own else ()
+        if lost:
+            catches.append(Catch(reader, own, exception, lost))
     if catches:
-        return caught(catches, fact, targets, want)
-    proxies = [name for name in VARIABLES if is_proxy(name) and value(fact, name)]
+        return caught(catches, fact, of_others(node, tuple(whose), whose), want)
+    proxies = tuple(name for name in VARIABLES if is_proxy(name) and value(fact, name))
     if not proxies:
         return ok("no proxy is set", details=hidden)
     past = "" if len(want.nodes) == 1 else ", and traffic between the nodes goes past"
@@ -113,14 +139,11 @@ def verdict(node: str, fact: Proxies, facts: Mapping[str, Proxies], want: Want) 
     return ok(f"{some(proxies)} {be} set{past}", details=(*written(fact), *hidden))
 
 
-def catch(reader: str, fact: Proxies, targets: Sequence[str]) -> Catch | None:
-    """Return what the proxies of one kind of clients would catch, None if nothing."""
-    proxies, exceptions = READERS[reader]
-    own = tuple(name for name in proxies if value(fact, name))
-    exception = next((name for name in exceptions if name in fact["found"]), "")
-    rules = re.split(r"[,\s]+", value(fact, exception).strip())
-    lost = tuple(one for one in targets if not any(covers(rule, one) for rule in rules))
-    return Catch(reader, own, exception, lost) if own and lost else None
+def of_others(
+    node: str, targets: Sequence[str], whose: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    """Return those names and addresses that another node has."""
+    return tuple(one for one in targets if any(other != node for other in whose[one]))
 
 
 def caught(catches: Sequence[Catch], fact: Proxies, targets: Sequence[str], want: Want) -> Verdict:
