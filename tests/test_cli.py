@@ -97,9 +97,7 @@ def test_the_inventory_schema_has_the_keys_of_checks_of_ones_own(tmp_path: Path)
     write(tmp_path / "site-checks", "site.fans", text)
     inventory = tmp_path / "inventory.yaml"
     inventory.write_text(
-        "nodes: [{name: a, transport: local}]\n"
-        "expect: {fans: 8}\n"
-        "checks: {dirs: [site-checks]}\n"
+        "nodes: [{name: a, transport: local}]\nexpect: {fans: 8}\nchecks: {dirs: [site-checks]}\n"
     )
     assert cli("run", str(inventory), "--only", "site").returncode == 0
     done = cli("schema", "inventory", "--checks", str(tmp_path / "site-checks"))
