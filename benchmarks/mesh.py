@@ -72,6 +72,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="preflight-") as made,
         Testbed(Path(made), given.nodes) as bed,
+        bed.inside(),
     ):
         rounds = [
             (run(bed, "software.os"), run(bed, "network"), run(bed, MESH))

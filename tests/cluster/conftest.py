@@ -58,9 +58,10 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
 
 @pytest.fixture
 def bed(testbed: Testbed) -> Iterator[Testbed]:
-    """The testbed without a fault; those of the test are undone after it."""
-    yield testbed
-    testbed.restore()
+    """The testbed without a fault, seen by the test; those of the test are undone after it."""
+    with testbed.inside():
+        yield testbed
+        testbed.restore()
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 from tests.cluster.machine import execute
 from tests.cluster.network_faults import PYTHON
-from tests.cluster.nodes import LINKS, Nodes
+from tests.cluster.nodes import Nodes
 
 DATA_SUBNET = "10.79.0"
 """Node N's address on the data network is DATA_SUBNET.N."""
-DATA_BRIDGE = f"{LINKS}1"
-DATA_PORT = f"{LINKS}w"
+DATA_BRIDGE = "pftb1"
+DATA_PORT = "pftbw"
 JUMBO = 9216
 """What the data network's switch carries."""
 GIB = 1 << 30

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
-from pathlib import Path
 from typing import Literal
 
 from tests.cluster.machine import execute
@@ -52,9 +52,12 @@ class NetworkFaults(Nodes):
         """Set the MTU of the bridge and all its ports."""
         ports = [BRIDGE, *(f"{PORT}{number}" for number in range(1, len(self.names) + 1))]
         for port in ports:
-            old = Path(f"/sys/class/net/{port}/mtu").read_text().strip()
-            self._undo(execute, "ip", "link", "set", port, "mtu", old)
-            execute("ip", "link", "set", port, "mtu", str(value))
+            self._switch_port_mtu(port, value)
+
+    def _switch_port_mtu(self, port: str, value: int) -> None:
+        (link,) = json.loads(execute("ip", "-json", "link", "show", port))
+        self._undo(execute, "ip", "link", "set", port, "mtu", str(link["mtu"]))
+        execute("ip", "link", "set", port, "mtu", str(value))
 
     def container_bridge(self, node: str, name: str) -> None:
         """Make the network of a container runtime: a bridge, and one end of a veth in it."""
@@ -178,7 +181,7 @@ class NetworkFaults(Nodes):
     def flood(self, node: str) -> None:
         """Send the node some thousand frames a second of a protocol that it does not speak."""
         port = f"{PORT}{self.names.index(node) + 1}"
-        argv = [PYTHON, "-c", FLOOD, port]
+        argv = ["setpriv", "--pdeathsig", "KILL", PYTHON, "-c", FLOOD, port]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
         self._undo(process.wait)
         self._undo(process.kill)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
-import json
 import os
 import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.machine import Machine, execute, wait_until
+from tests.cluster.network import Network
 
 SUBNET = "10.78.0"
 CONTROLLER = f"{SUBNET}.254"
-LINKS = "pftb"
-"""Every link of the testbed in the controller's network namespace begins so."""
-BRIDGE = f"{LINKS}0"
-PORT = f"{LINKS}v"
+BRIDGE = "pftb0"
+PORT = "pftbv"
 """Port N of the bridge leads to node N."""
 ALIAS = 100
 """Node N has a second address SUBNET.(ALIAS + N), once `second_address` has set it."""
@@ -45,9 +41,9 @@ Subsystem sftp internal-sftp
 
 
 class Nodes:
-    """N machines on a bridge that the controller reaches too.
+    """N machines on a bridge that the controller reaches too, from `inside` of their network.
 
-    Only one such cluster is up at a time: names and addresses are fixed, a lock keeps others out.
+    Any number of such clusters can be up at a time.
 
     Args:
         tmp_path: holds keys, inventories, reports and compiled programs.
@@ -70,29 +66,31 @@ class Nodes:
 
     def up(self) -> None:
         """Start all nodes; returns when each one's SSH server answers."""
-        lock = os.open(Path(tempfile.gettempdir(), "pftb.lock"), os.O_RDWR | os.O_CREAT)
-        self._bed.callback(os.close, lock)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        self._network = Network()
+        self._bed.callback(self._network.close)
         try:
-            self._raise_up()
+            with self.inside():
+                self._raise_up()
         except BaseException:
             self.down()
             raise
 
+    def inside(self) -> contextlib.AbstractContextManager[None]:
+        """Let this thread be the controller's, in the network of the nodes."""
+        return self._network.inside()
+
     def _raise_up(self) -> None:
-        remove_network()  # a killed run leaves its bridge
-        self._bed.callback(remove_network)
         for machine in self.machines.values():
             self._bed.callback(machine.halt)
             machine.boot()
         self._make_keys()
         for machine in self.machines.values():
             machine.booted()
-        execute("ip", "-batch", "-", stdin=self._network())
+        execute("ip", "-batch", "-", stdin=self._bridge())
         with ThreadPoolExecutor() as pool:
             list(pool.map(self._furnish, self.machines.values()))
 
-    def _network(self) -> str:
+    def _bridge(self) -> str:
         lines = [f"link add {BRIDGE} type bridge", f"addr add {CONTROLLER}/24 dev {BRIDGE}"]
         lines.append(f"link set {BRIDGE} up")
         for number, machine in enumerate(self.machines.values(), 1):
@@ -139,7 +137,7 @@ class Nodes:
         wait_until(machine.answers, f"{machine.name}: answer of sshd")
 
     def down(self) -> None:
-        """End all nodes and everything in them, and take the bridge away."""
+        """End all nodes and everything in them."""
         self._faults.pop_all()  # they go with the nodes
         self._bed.close()
 
@@ -222,11 +220,3 @@ def remove_empty(folder: Path) -> None:
     """Remove a directory, unless something else is in it by now."""
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def remove_network() -> None:
-    """Take away the bridge and whatever ports it has."""
-    for link in json.loads(execute("ip", "-json", "link")):
-        if link["ifname"].startswith(LINKS):
-            with contextlib.suppress(ChildProcessError):  # a port goes with its node, in its time
-                execute("ip", "link", "del", link["ifname"])

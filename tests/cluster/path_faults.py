@@ -24,9 +24,7 @@ class PathFaults(NetworkFaults):
         The bridge's own is set too, so that the controller's connections heed it.
         """
         for port in (BRIDGE, f"{PORT}{self.names.index(node) + 1}"):
-            old = Path(f"/sys/class/net/{port}/mtu").read_text().strip()
-            self._undo(execute, "ip", "link", "set", port, "mtu", old)
-            execute("ip", "link", "set", port, "mtu", str(value))
+            self._switch_port_mtu(port, value)
 
     def lose_large(self, node: str, above: int, source: str | None = None) -> None:
         """Lose larger packets that come to the node from one other, or from all."""
@@ -95,7 +93,8 @@ class PathFaults(NetworkFaults):
         for one in (*ends, port):
             execute("ip", "link", "set", one, "up")
         address = self.machines[peer].address if peer else ""
-        argv = [sys.executable, str(WIRE), port, ends[0], str(ms), direction, address]
+        argv = ["setpriv", "--pdeathsig", "KILL", sys.executable, str(WIRE)]
+        argv += [port, ends[0], str(ms), direction, address]
         wire = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         self._undo(ended, wire)
         assert wire.stdout
