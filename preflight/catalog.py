@@ -254,7 +254,8 @@ def line_of(error: BaseException, path: Path) -> int:
     if isinstance(error, SyntaxError):
         return error.lineno or 1
     frames = traceback.extract_tb(error.__traceback__)
-    return next((one.lineno or 1 for one in reversed(frames) if one.filename == str(path)), 1)
+    here = str(path.absolute())
+    return next((one.lineno or 1 for one in reversed(frames) if one.filename == here), 1)
 
 
 def words_of(error: BaseException) -> str:

@@ -28,8 +28,8 @@ MAX_VALUES = 200_000
 """10,000 nodes, each with an address and SSH settings of its own, have 100,000."""
 MAX_SHOWN = 60
 """Characters of an offending value that a message repeats."""
-NEAR = 0.7
-"""Of difflib's ratio: takes iface for interface, and not colour for cluster."""
+NEAR = 0.65
+"""Of difflib's ratio: takes iface for interface and mut for mtu, and not colour for cluster."""
 
 Where = tuple[str | int, ...]
 """The way to a value from the top: keys, and places in lists."""

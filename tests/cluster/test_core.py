@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -327,41 +326,3 @@ def test_a_jump_host_that_is_lost_in_mid_run_is_named(bed: Testbed, tmp_path: Pa
     assert summary(report, "access.ssh", "tb3").startswith(
         f"{bed.machines['tb3'].address}:22: connection lost with that to jump host {jump}"
     )
-
-
-def bad(bed: Testbed, **overrides: Any) -> tuple[str, ...]:
-    return ("run", str(bed.inventory(**overrides)))
-
-
-BAD: dict[str, Callable[[Testbed], tuple[str, ...]]] = {
-    "unknown_key": lambda bed: bad(bed, launcher={}),
-    "duplicate_node": lambda bed: bad(bed, nodes=["tb1", "tb1"]),
-    "bad_range": lambda bed: bad(bed, nodes=["tb[4-1]"]),
-    "port": lambda bed: bad(bed, ssh={"port": 99999}),
-    "key": lambda bed: bad(bed, ssh={"key": "/no/such/key"}),
-    "no_nodes": lambda bed: bad(bed, nodes=[]),
-    "only": lambda bed: (*bad(bed), "--only", "network.mut"),
-    "skip": lambda bed: (*bad(bed), "--skip", "nothing"),
-    "nodes": lambda bed: (*bad(bed), "--nodes", "tb[1-"),
-    "strange_node": lambda bed: (*bad(bed), "--nodes", "tb77"),
-    "waiver": lambda bed: bad(
-        bed,
-        waivers=[
-            {"check": "x.y", "until": "2030-01-01", "owner": "o", "reason": "r"},
-        ],
-    ),
-    "no_file": lambda _: ("run", "/no/such/inventory.yaml"),
-    "option": lambda bed: (*bad(bed), "--fast"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_input_is_one_line_and_contacts_nothing(bed: Testbed, kind: str) -> None:
-    args = BAD[kind](bed)
-    for node in bed.names:
-        bed.stop_sshd(node)
-    done = bed.preflight(*args, "--json", str(bed.tmp_path / "never.json"))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert not (bed.tmp_path / "never.json").exists()
