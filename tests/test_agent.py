@@ -140,6 +140,61 @@ def orphaned(node, folder):
         pass
     runs_and_hangs(node)
 
+def changes_directory(node): os.chdir("/proc")
+def loses_directory(node, folder):
+    os.mkdir(folder)
+    os.chdir(folder)
+    os.rmdir(folder)
+def sets_variable(node): os.environ["LEFT_BEHIND"] = "1"
+def drops_variable(node): del os.environ["PATH"]
+def sets_mask(node): os.umask(0o777)
+def leaves_descriptor(node):
+    global kept
+    kept = open(os.devnull)
+def closes_descriptor(node): os.close(0)
+def leaves_thread(node):
+    import threading
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+def leaves_process(node): spawn(False)
+def leaves_zombie(node):
+    if os.fork() == 0:
+        os._exit(0)
+def leaves_alarm(node): signal.alarm(1000)
+def ignores_signal(node): signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def sets_timeout(node):
+    import socket
+    socket.setdefaulttimeout(1)
+def sets_limit(node):
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+def becomes_another(node):
+    if os.getuid() == 0:
+        os.seteuid(1)
+    else:
+        os.umask(0)
+def forks_and_comes_back(node, how):
+    if os.fork() == 0:
+        if how == "raises":
+            1 / 0
+    else:
+        time.sleep(0.05)
+    return how
+def seen(node):
+    import resource, socket
+    mask = os.umask(0)
+    os.umask(mask)
+    try:
+        os.waitpid(-1, os.WNOHANG)
+        children = True
+    except ChildProcessError:
+        children = False
+    return [
+        os.getcwd(), sorted(os.environ.items()), mask, len(os.listdir("/proc/self/fd")),
+        len(os.listdir("/proc/self/task")), children, signal.alarm(0),
+        str(signal.getsignal(signal.SIGTERM)), socket.getdefaulttimeout(),
+        resource.getrlimit(resource.RLIMIT_NOFILE), os.geteuid(),
+    ]
+
 def stay(node, opened, port):
     opened.ready({"port": port})
     import select
@@ -462,6 +517,58 @@ def test_a_probe_does_not_die_of_what_another_did(deeds: Session) -> None:
         assert [replies[n].value for n in (0, 1, 3)] == ["poisoned", "well", "well"]
         assert problem(replies[2]) == ("died", "the probe's process died of SIGSEGV")
         assert problem(replies[4]) == ("died", "the probe's process ended without an answer")
+
+
+CHANGES = (
+    "changes_directory",
+    "sets_variable",
+    "drops_variable",
+    "sets_mask",
+    "leaves_descriptor",
+    "closes_descriptor",
+    "leaves_thread",
+    "leaves_process",
+    "leaves_zombie",
+    "leaves_alarm",
+    "ignores_signal",
+    "sets_timeout",
+    "sets_limit",
+    "becomes_another",
+)
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.13"])
+def test_what_a_probe_changes_of_its_process_reaches_no_other_call(version: str) -> None:
+    with agent(DEEDS, python=python(version)) as session:
+        untouched = ask(session, "seen").value
+        names = [name for change in CHANGES for name in (change, "seen")] * 3
+        asked = session.ask_all([(MODULE, name, []) for name in names], [30] * len(names))
+        replies = [session.answer(call) for call in asked]
+    assert untouched
+    for name, reply in zip(names, replies, strict=True):
+        assert (name, reply.problem) == (name, None)
+        if name == "seen":
+            assert reply.value == untouched
+
+
+def test_a_probe_that_loses_its_directory_is_answered(deeds: Session, tmp_path: Path) -> None:
+    calls: list[tuple[str, str, list[Any]]]
+    calls = [(MODULE, "loses_directory", [str(tmp_path / "gone")]), (MODULE, "seen", [])] * 5
+    replies = [deeds.answer(call) for call in deeds.ask_all(calls, [30] * 10)]
+    assert [reply.problem for reply in replies] == [None] * 10
+    assert {reply.value[0] for reply in replies[1::2]} == {"/"}
+
+
+@pytest.mark.parametrize("how", ["raises", "returns"])
+def test_a_fork_of_a_probe_answers_nothing(deeds: Session, how: str) -> None:
+    calls: list[tuple[str, str, list[Any]]]
+    for _ in range(5):
+        calls = [
+            (MODULE, "forks_and_comes_back", [how]),
+            *[(MODULE, "echo", [n]) for n in range(4)],
+        ]
+        replies = [deeds.answer(call) for call in deeds.ask_all(calls, [3] * 5)]
+        assert [reply.value for reply in replies] == [how, [0], [1], [2], [3]]
 
 
 def test_calls_from_many_threads(deeds: Session) -> None:

@@ -5,12 +5,15 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
 import os
 import resource
 import select
+import signal
+import sys
 import time
 from typing import Any, Mapping
 
@@ -21,6 +24,15 @@ REPLY_CAP = 1 << 20
 """Bytes of one answer: enough for any facts, and a bound for what a broken probe may send."""
 TRACE_CAP = 8192
 """Bytes of a traceback that are kept: its end names the line."""
+SIGNALS = (
+    signal.SIGALRM,
+    signal.SIGCHLD,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGPIPE,
+    signal.SIGTERM,
+)
+"""Those that programs are wont to handle; to ask of all would take as long as the rest."""
 
 
 class Opened:
@@ -54,11 +66,56 @@ def work(frame: Mapping[str, Any], agent: int, out: int, orders: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
+    untouched = state()
     line = answer(frame, out, orders)
-    while line:
+    while line and state() == untouched:
         write_all(out, line)
         order = os.read(orders, select.PIPE_BUF)
         line = answer(json.loads(order), out, orders) if order else b""
+    if os.getpid() == untouched[0]:  # else this is a probe's own fork that has come back
+        with contextlib.suppress(OSError):
+            os.close(orders)  # before the answer: none is given to a child that takes no more
+        write_all(out, line)
+
+
+def state() -> list[Any]:
+    """Return what of this process a call must leave as it was, else the child does no other.
+
+    Held: which process it is, its effective user and group, directory, environment (as `os.environ`
+    has it), umask, the limits that probes report, which descriptors are open, threads, children,
+    a pending alarm, handlers of `SIGNALS`, the default timeout of sockets. Not held: what modules
+    keep, for caches are wanted; what an open descriptor refers to; what is seldom changed, such as
+    the locale, the priority or namespaces.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    socket = sys.modules.get("socket")  # not all that runs on a node needs it
+    try:
+        return [
+            os.getpid(),
+            (os.geteuid(), os.getegid()),
+            os.getcwd(),
+            dict(os.environ),
+            mask,
+            [resource.getrlimit(number) for number in toolbox.LIMITS.values()],
+            os.listdir("/proc/self/fd"),
+            os.listdir("/proc/self/task"),
+            has_children(),
+            signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0),
+            [signal.getsignal(number) for number in SIGNALS],
+            socket and socket.getdefaulttimeout(),
+        ]
+    except OSError:  # no /proc, or its directory is gone
+        return [os.getpid(), object()]  # which equals nothing
+
+
+def has_children() -> bool:
+    """Whether this process has children, dead ones included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def answer(frame: Mapping[str, Any], out: int, orders: int) -> bytes:
