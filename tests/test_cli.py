@@ -80,7 +80,10 @@ def test_the_report_keeps_to_its_schema(tmp_path: Path) -> None:
     done = cli("run", "--only", "access", "--json", str(path))
     assert done.returncode == 3
     schema = json.loads(cli("schema", "report").stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(schema).validate(json.loads(path.read_text()))
+    for shape in (schema, *schema["$defs"].values()):
+        assert shape["required"] == list(shape["properties"])
 
 
 def test_the_inventory_schema_takes_the_example() -> None:

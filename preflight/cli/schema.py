@@ -20,9 +20,7 @@ def command(what: str, dirs: tuple[Path, ...]) -> int:
 
     The inventory's has the keys under `expect:` of all checks, with --checks also of your own.
     """
-    if what == "inventory":
-        schema = inventory.schema(catalog.load(dirs).expects)
-    else:
-        schema = model.Report.model_json_schema(by_alias=True)
+    of_inventory = what == "inventory"
+    schema = inventory.schema(catalog.load(dirs).expects) if of_inventory else model.schema()
     click.echo(json.dumps(schema, indent=2))
     return 0

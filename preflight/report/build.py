@@ -69,6 +69,7 @@ def build(
         for name, rows in by_node.items()
     ]
     return model.Report(
+        schema=model.SCHEMA,
         tool=model.Tool(name="preflight", version=__version__),
         run=facts.run,
         verdict=overall([node.verdict for node in nodes if node.name not in spared]),

@@ -9,13 +9,14 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json, to_json
 
 from preflight.errors import ConfigError
 from preflight.inventory import Launch, Waiver
+from preflight.json_schema import DRAFT
 from preflight.judge import REACH
 from preflight.wording import first_problem, json_problem
 
@@ -29,7 +30,12 @@ PROBLEM = ("kind", "message")
 class Model(BaseModel):
     """Frozen; unknown keys are errors, since they would be lost on writing."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        json_schema_serialization_defaults_required=True,  # all that we write has all keys
+    )
 
 
 class Tool(Model):
@@ -140,7 +146,7 @@ class Cause(Model):
 class Report(Model):
     """All of it."""
 
-    schema_: Annotated[Literal["preflight.report/1"], Field(alias="schema")] = SCHEMA
+    schema_: Literal["preflight.report/1"] = Field(alias="schema")
     tool: Tool
     run: Run
     verdict: RunVerdict
@@ -154,6 +160,11 @@ class Report(Model):
     def to_json(self) -> str:
         """Return the report's text."""
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the reports that are written."""
+    return {"$schema": DRAFT, **Report.model_json_schema(mode="serialization")}
 
 
 def read(path: Path) -> Report:

@@ -122,6 +122,7 @@ class Grid:
             "cluster": "h100-pod-3",
         }
         return model.Report(
+            schema=model.SCHEMA,
             tool=model.Tool(name="preflight", version="0.1.0"),
             run=model.Run.model_validate(facts | run),
             verdict=overall([node.verdict for node in nodes]),

@@ -221,6 +221,7 @@ NO_REPORTS = {
     "cut": json.dumps(SMALL)[:100],
     "NaN": '{"seconds": NaN}',
     "no keys": "{}",
+    "no schema": json.dumps({key: value for key, value in SMALL.items() if key != "schema"}),
     "a list": "[1]",
     "nodes": json.dumps(SMALL | {"nodes": 5}),
     "an unknown key": json.dumps(SMALL | {"node": []}),
