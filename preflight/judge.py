@@ -132,7 +132,17 @@ def plain(value: Any) -> Any:
         TypeError: it holds what JSON does not have.
         ValueError: it holds a number or text that JSON cannot write.
     """
-    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+    return json.loads(written(value))
+
+
+def written(value: Any) -> bytes:
+    """Return a value as JSON.
+
+    Raises:
+        TypeError: it holds what JSON does not have.
+        ValueError: it holds a number or text that JSON cannot write.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 def guarded(one: Loaded, function: Any, *given: Any) -> Any:
@@ -164,7 +174,7 @@ def is_whole(said: Verdict) -> bool:
     texts = [said.summary, *(text for text in (said.fix, said.reproduce) if text is not None)]
     texts += [text for some in many for text in some]
     try:
-        plain([texts, said.observed, said.expected])
+        written([texts, said.observed, said.expected])
     except (TypeError, ValueError):
         return False
     return all(isinstance(text, str) for text in texts)

@@ -72,6 +72,8 @@ class Pending:
         self.sent_at = self.heard_at = now()
         self.ready: Mapping[str, Any] | None = None
         self.frame: Mapping[str, Any] | None = None
+        self.awaited = False
+        """Whether somebody waits for it, and not only for another."""
 
     def sent(self, deadline: float) -> None:
         """Let its time begin."""
@@ -273,6 +275,7 @@ class Session:
     def _waited(self, pending: Pending, since: float, done: Callable[[], bool]) -> bool:
         """Wait; false if the node is to be asked first whether it is still there."""
         with self._news:
+            pending.awaited = True
             while not done():
                 now = time.monotonic()
                 quiet_from = max(self._heard_at, since) + QUIET_S
@@ -369,6 +372,7 @@ class Session:
         """Hand out frames that came together: each waking of who waits costs more than they do."""
         if not frames:
             return
+        news = False
         with self._news:
             self._heard_at = time.monotonic()
             for frame in frames:
@@ -376,7 +380,9 @@ class Session:
                 pending = self._pending.get(number) if isinstance(number, int) else None
                 if pending is not None:
                     pending.put(frame)
-            self._news.notify_all()
+                    news = news or pending.awaited
+            if news:
+                self._news.notify_all()
 
 
 class Running:

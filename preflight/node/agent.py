@@ -20,14 +20,14 @@ import signal
 import sys
 import time
 import zlib
-from resource import RUSAGE_CHILDREN, RUSAGE_SELF
+from resource import RLIMIT_CORE, RUSAGE_CHILDREN, RUSAGE_SELF, getrlimit, setrlimit
 from typing import Any, Mapping
 
 from preflight.node import psutil_loader, toolbox
 from preflight.node.child import cpu_s, encode, problem, work, write_all
 from preflight.node.children import Child, Pipes, children, died
 
-GATHER_S = 0.01
+GATHER_S = 0.1
 """How long an answer waits for others: a packet costs all that handle it more than a frame."""
 PATIENCE_S = 0.01
 """How long calls wait for a child to be free before another is started; most take less."""
@@ -67,6 +67,7 @@ class Agent:
         """Answer until standard input ends, or `life_s` have passed (a lost controller)."""
         toolbox.prctl(PR_SET_CHILD_SUBREAPER, 1)
         os.chdir("/")  # what probes start must not find a stray json.py in the home directory
+        setrlimit(RLIMIT_CORE, (0, getrlimit(RLIMIT_CORE)[1]))  # nothing is left on disk
         for fd in (0, 1):
             os.set_blocking(fd, True)  # sudo with I/O logging leaves them non-blocking
         os.set_blocking(self.waker, False)
@@ -301,8 +302,7 @@ class Agent:
 
     def end(self) -> None:
         """Leave nothing behind: children, and what they left to us as subreaper."""
-        for number in ENDING:
-            signal.signal(number, signal.SIG_IGN)
+        hush()
         self.flush()
         for child in self.children.values():
             child.kill()
@@ -319,7 +319,15 @@ class Agent:
 
 def leave(*_: Any) -> None:
     """Be the answer to a signal that ends the agent."""
+    hush()  # systemd sends SIGHUP right behind SIGTERM
     sys.exit(1)
+
+
+def hush() -> None:
+    """Let no signal disturb the agent's end."""
+    for number in ENDING:
+        # Not SIG_IGN: Python calls the handler of a signal that has come before as well.
+        signal.signal(number, lambda *_: None)
 
 
 def unpack(packed: str) -> bytes:
