@@ -90,7 +90,7 @@ def words(said: str, noise: str) -> str:
 
 def no_sudo(said: str, noise: str, late_s: float | None) -> AgentError:
     """Return the error of an agent that sudo did not start; arguments as of `no_start`."""
-    heard = words(said, noise)
+    heard = words(said, "" if said else noise)  # a login that prints was well without sudo
     without = "or leave ssh.become out: checks that need root are then skipped"
     if late_s is not None:
         told = f"; it said: {heard}" if heard else ""

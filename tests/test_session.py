@@ -245,6 +245,7 @@ def test_ended_at_start(name: str, aloud: Aloud) -> None:
 
 SUDO = {
     "refused": "sys.exit('sudo: a password is required')",
+    "refused, noisy login": "out('Welcome\\n'); sys.exit('sudo: a password is required')",
     "missing": "sys.exit('/bin/sh: 1: sudo: not found')",
     "silent": "sys.exit(1)",
     "hanging": "sys.stderr.write('sudo: unable to resolve host gpu01\\n'); hear()",
