@@ -60,7 +60,16 @@ from preflight.node.net import (
     meeting_address,
 )
 from preflight.node.nvml import Occupant, occupants
-from preflight.node.pairs import Culprit, Pair, blame, disjoint, some_rounds, stricken
+from preflight.node.pairs import (
+    Culprit,
+    Pair,
+    about,
+    between,
+    blame,
+    disjoint,
+    some_rounds,
+    stricken,
+)
 from preflight.node.ports import ECHO_S
 from preflight.node.streams import (
     CONNECT_S,
@@ -329,37 +338,19 @@ def fallen_short(
     )
 
 
-WHICH = {
-    "node": "with all other nodes, both ways,",
-    "out": "to the other nodes",
-    "in": "from the other nodes",
-    "pair": "with {}, both ways,",
-    "way": "to {}",
-    "group": "between {} and the other nodes",
-    "cluster": "between all nodes",
-}
-
-
 def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh], right: str) -> Verdict:
     """Return the verdict of a node that is to blame, or the first one of a pair."""
     rates = measured(facts)
     found = [rates[pair] for pair in culprit.pairs]
-    several = culprit.kind in ("pair", "way")
-    whole = culprit.kind == "cluster" or 2 * len(culprit.nodes) == len(facts)
-    names = culprit.nodes
-    if culprit.kind != "group":
-        names = tuple(one for one in names if one != node)
-    which = WHICH[culprit.kind].format(some(names))
     stalled = not any(one["gbps"] for one in found)
     why = ": nothing comes through, as where large packets are lost" if stalled else ""
     damage = meanwhile(facts[node])
     why += f"; {damage.summary}" if damage else ""
     return fail(
-        f"TCP {which} at {shown(found)}, {right}{why}",
+        f"TCP {between(culprit, node)} at {shown(found)}, {right}{why}",
         details=(INSTRUMENT,),
         reproduce=by_hand(min(culprit.pairs), facts),
-        scope="pair" if several else "cluster" if whole else "node",
-        peers=names if several else (),
+        **about(culprit, node, len(facts)),
     )
 
 

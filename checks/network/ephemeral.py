@@ -20,7 +20,7 @@ from typing import Any, Mapping, TypedDict
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown
 from preflight.node.launch import wanted
 from preflight.node.mesh import Answer, addresses, briefly, dial_all, hold, in_words, message
-from preflight.node.pairs import ALL_UP_TO, Culprit, Pair, blame, partners, stricken, told
+from preflight.node.pairs import ALL_UP_TO, Culprit, Pair, about, blame, partners, stricken, told
 from preflight.node.ports import CONNECT_S, ECHO_S, OK
 
 PORTS = 2
@@ -125,19 +125,16 @@ def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
     ]
     ((words, _),) = Counter(map(in_words, bad)).most_common(1)
     result = Counter(one["result"] for one in bad).most_common(1)[0][0]
-    several = culprit.kind in ("pair", "way")
     a, b = min(culprit.pairs)
     port, address = (facts[b]["ports"] or [HIGH])[0], facts[b]["address"]
-    whole = culprit.kind == "cluster" or 2 * len(culprit.nodes) == len(facts)
     return fail(
         f"{told(culprit, node)} on random high ports: {words}",
         observed=result,
         expected=OK,
         fix=FIX.format(low=LOW, high=HIGH),
         reproduce=f"on {a}: nc -vz -w 3 {address} {port}, while on {b}: nc -l {port}",
-        scope="pair" if several else "cluster" if whole else "node",
-        peers=tuple(one for one in culprit.nodes if one != node) if several else (),
         explained_by=None if result in LOST else (FIREWALL,),
+        **about(culprit, node, len(facts)),
     )
 
 

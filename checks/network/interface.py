@@ -55,7 +55,7 @@ from preflight.node.chosen import (
 from preflight.node.launch import wanted
 from preflight.node.mesh import briefly
 from preflight.node.net import NCCLS, Network, main_interfaces, strayed, usual_choice
-from preflight.node.pairs import Culprit, blame, stricken
+from preflight.node.pairs import Culprit, about, blame, stricken
 
 NAME_IT = "name it for all nodes: launch.interface, or NCCL_SOCKET_IFNAME in launch.env"
 CARRIED = (
@@ -345,15 +345,13 @@ def missed(node: str, culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen])
     reach = REACH[culprit.kind].format(a=a, b=b, by=by, place=place)
     rest = f"; most nodes use {usual}" if usual else ""
     say = warn if one["why"].startswith(HOST_NAME) else fail
-    several = culprit.kind in ("pair", "way")
     return say(
         f"{reach}: {result}{rest}",
         observed=result,
         fix=named(one, usual.split(" ")[0] or other_way(culprit, slot, facts)),
         reproduce="ip -brief address",
-        scope="pair" if several else "cluster" if culprit.kind == "cluster" else "node",
-        peers=tuple(other for other in culprit.nodes if other != node) if several else (),
         explains=CARRIED if slot.meets else CARRIED[-2:],
+        **about(culprit, node, len(facts)),
     )
 
 

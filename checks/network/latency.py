@@ -27,7 +27,7 @@ from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
 from preflight.node.mesh import addresses, hold, message
-from preflight.node.pairs import Culprit, Pair, blame, partners, stricken
+from preflight.node.pairs import Culprit, Pair, about, between, blame, partners, stricken
 from preflight.node.path import LIMIT_S as GREET_S
 from preflight.node.trips import LIMIT_S, Trips, connects, losses, round_trips
 from preflight.node.udp import echo
@@ -256,7 +256,7 @@ def losing(
     total = Lost(sum(one.lost for one in found), sum(one.sent for one in found))
     a, b = min(culprit.pairs)
     return (fail if total.rate >= LOSS_FAIL else warn)(
-        f"{percent(total.rate)} of the packets {which_way(culprit, node)} are lost:"
+        f"{percent(total.rate)} of the packets {between(culprit, node)} are lost:"
         f" {total.lost} of {total.sent} small ones",
         observed=round(total.rate, 3),
         expected=0,
@@ -264,7 +264,7 @@ def losing(
         explains=(*SLOWS, "network.ephemeral", "network.port")
         if total.rate >= DIALS_LOST
         else SLOWS,
-        **about(culprit, node, facts),
+        **about(culprit, node, len(facts)),
     )
 
 
@@ -285,7 +285,7 @@ def slow(
         why = "as between sites: training is held back by it"
     alone = len(facts) == 2
     return warn(
-        f"round trips {which_way(culprit, node)} take {written(one.median)}"
+        f"round trips {between(culprit, node)} take {written(one.median)}"
         f"{'' if alone else beside}; {why}",
         observed=one.median,
         expected=None if alone or culprit.kind == "cluster" else right.median,
@@ -294,7 +294,7 @@ def slow(
         ),
         fix="take nodes of one site and network; else see the route: tracepath, tc qdisc, tunnels",
         reproduce=f"on {a}: ping -c 20 -i 0.2 {facts[b]['address']}",
-        **about(culprit, node, facts),
+        **about(culprit, node, len(facts)),
     )
 
 
@@ -324,28 +324,6 @@ def well(
         f" (p99 {written(worst)}), {words}{rest}",
         observed=middle,
     )
-
-
-def which_way(culprit: Culprit, node: str) -> str:
-    """Return in words between whom."""
-    others = some([one for one in culprit.nodes if one != node])
-    return {
-        "node": "between it and the other nodes",
-        "out": "from it to the other nodes",
-        "in": "from the other nodes to it",
-        "pair": f"between it and {others}",
-        "way": f"from it to {others}",
-        "group": f"between {some(culprit.nodes)} and the other nodes",
-        "cluster": "between the nodes",
-    }[culprit.kind]
-
-
-def about(culprit: Culprit, node: str, facts: Mapping[str, Mesh]) -> dict[str, Any]:
-    """Return what a verdict on a culprit is about."""
-    if culprit.kind in ("pair", "way"):
-        return {"scope": "pair", "peers": tuple(one for one in culprit.nodes if one != node)}
-    whole = culprit.kind == "cluster" or 2 * len(culprit.nodes) == len(facts)
-    return {"scope": "cluster" if whole else "node"}
 
 
 def written(ms: float) -> str:

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Any, Mapping, Sequence, TypedDict
+from typing import Mapping, Sequence, TypedDict
 
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
 from preflight.node.mesh import addresses, message
-from preflight.node.pairs import Culprit, Pair, blame, partners, stricken
+from preflight.node.pairs import Culprit, Pair, about, between, blame, partners, stricken
 from preflight.node.path import HOLE, LARGEST, LIMIT_S, TOLD, UNFINISHED, Passage, passages
 from preflight.node.ports import FILTERED, OK
 from preflight.node.udp import echo
@@ -178,7 +178,7 @@ def lost(node: str, culprit: Culprit, facts: Mapping[str, Mesh], want: Want) -> 
         f" {where}; until then: ip link set dev {name} mtu {size}, on all nodes",
         reproduce=by_hand(a, b, facts, mtu),
         explained_by=LESS_THAN_MTU if mtu <= right else None,
-        **about(culprit, node, facts),
+        **about(culprit, node, len(facts)),
     )
 
 
@@ -200,7 +200,7 @@ def refused(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
         expected=mtu,
         fix=f"raise the MTU of {who or 'the router'} to {mtu}, or give all nodes {size}",
         reproduce=by_hand(a, b, facts, mtu),
-        **about(culprit, node, facts),
+        **about(culprit, node, len(facts)),
     )
 
 
@@ -224,28 +224,6 @@ def worst(culprit: Culprit, facts: Mapping[str, Mesh]) -> tuple[Passage, Pair]:
     """Return the passage of a culprit that takes least, and between whom."""
     pair = min(sorted(culprit.pairs), key=lambda one: facts[one[0]]["passages"][one[1]]["passes"])
     return facts[pair[0]]["passages"][pair[1]], pair
-
-
-def between(culprit: Culprit, node: str) -> str:
-    """Return in words which way the packets of a culprit go."""
-    others = some([one for one in culprit.nodes if one != node])
-    return {
-        "node": "to and from the other nodes",
-        "out": "from here to the other nodes",
-        "in": "from the other nodes to here",
-        "pair": f"to and from {others}",
-        "way": f"to {others}",
-        "group": f"between {some(culprit.nodes)} and the other nodes",
-        "cluster": "between all nodes",
-    }[culprit.kind]
-
-
-def about(culprit: Culprit, node: str, facts: Mapping[str, Mesh]) -> dict[str, Any]:
-    """Return what a verdict on a culprit is about."""
-    if culprit.kind in ("pair", "way"):
-        return {"scope": "pair", "peers": tuple(one for one in culprit.nodes if one != node)}
-    whole = culprit.kind == "cluster" or 2 * len(culprit.nodes) == len(facts)
-    return {"scope": "cluster" if whole else "node"}
 
 
 def by_hand(a: str, b: str, facts: Mapping[str, Mesh], mtu: int) -> str:

@@ -35,7 +35,7 @@ from preflight.api import (
 )
 from preflight.node.launch import wanted
 from preflight.node.mesh import message
-from preflight.node.pairs import Culprit, blame, partners, stricken
+from preflight.node.pairs import Culprit, about, blame, partners, stricken
 from preflight.node.route import Place, Route, Table, is_within, table, ways
 
 LOST = (
@@ -151,13 +151,7 @@ def failure(
     """Return the verdict of a node that is to blame, or the first one of a pair."""
     wrong = {pair: [f for f in faults[pair] if f.status == FAIL] for pair in culprit.pairs}
     mine = {b: of for (a, b), of in wrong.items() if a == node}
-    several = culprit.kind in ("pair", "way")
-    told = said(mine) or abroad(wrong)
-    return replace(
-        told,
-        scope="pair" if several else "cluster" if culprit.kind == "cluster" else "node",
-        peers=tuple(one for one in culprit.nodes if one != node) if several else (),
-    )
+    return replace(said(mine) or abroad(wrong), **about(culprit, node, len(facts)))
 
 
 def abroad(wrong: Mapping[tuple[str, str], list[Fault]]) -> Verdict:

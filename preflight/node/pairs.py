@@ -7,7 +7,7 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import AbstractSet, Any, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 from preflight.api import some
 
@@ -190,3 +190,33 @@ def told(culprit: Culprit, node: str, verb: str = "reach") -> str:
         "group": f"{some(culprit.nodes)} {verb} each other and none of the other nodes",
         "cluster": f"the nodes do not {verb} each other",
     }[culprit.kind]
+
+
+def between(culprit: Culprit, node: str) -> str:
+    """Return in words which way the pairs of a culprit go, for the row of a node."""
+    others = some([one for one in culprit.nodes if one != node])
+    return {
+        "node": "between it and the other nodes",
+        "out": "from it to the other nodes",
+        "in": "from the other nodes to it",
+        "pair": f"between it and {others}",
+        "way": f"from it to {others}",
+        "group": f"between {some(culprit.nodes)} and the other nodes",
+        "cluster": "between the nodes",
+    }[culprit.kind]
+
+
+def about(culprit: Culprit, node: str, count: int) -> dict[str, Any]:
+    """Return `scope` and `peers` of a verdict on a culprit, for the row of a node.
+
+    Of two halves that do not meet neither is to blame, as where none of the nodes meet.
+
+    Args:
+        culprit: what the verdict is on.
+        node: whose row it is.
+        count: of all nodes.
+    """
+    if culprit.kind in ("pair", "way"):
+        return {"scope": "pair", "peers": tuple(one for one in culprit.nodes if one != node)}
+    whole = culprit.kind == "cluster" or 2 * len(culprit.nodes) == count
+    return {"scope": "cluster" if whole else "node"}

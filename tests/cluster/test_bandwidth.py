@@ -32,7 +32,7 @@ def test_a_node_with_a_slow_link(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("node", CHECK, ["tb2"])]
     said = summary(report, CHECK, "tb2")
-    assert said.startswith("TCP with all other nodes, both ways, at 0.")
+    assert said.startswith("TCP between it and the other nodes at 0.")
     assert said.endswith(" Gb/s is usual")
     words = "; TCP with tb2 is slow, which is told there"
     assert words in summary(report, CHECK, "tb1")
@@ -42,21 +42,21 @@ def test_one_direction(bed: Testbed) -> None:
     bed.rate_limit("tb3", 200)
     report = run(bed)
     assert causes(report) == [("node", CHECK, ["tb3"])]
-    assert summary(report, CHECK, "tb3").startswith("TCP to the other nodes at 0.")
+    assert summary(report, CHECK, "tb3").startswith("TCP from it to the other nodes at 0.")
 
 
 def test_the_other_direction(bed: Testbed) -> None:
     bed.rate_limit("tb3", 200, "in")
     report = run(bed)
     assert causes(report) == [("node", CHECK, ["tb3"])]
-    assert summary(report, CHECK, "tb3").startswith("TCP from the other nodes at 0.")
+    assert summary(report, CHECK, "tb3").startswith("TCP from the other nodes to it at 0.")
 
 
 def test_one_way_of_one_pair(bed: Testbed) -> None:
     bed.rate_limit("tb1", 200, to="tb4")
     report = run(bed)
     assert causes(report) == [("pair", CHECK, ["tb1", "tb4"])]
-    assert summary(report, CHECK, "tb1").startswith("TCP to tb4 at 0.")
+    assert summary(report, CHECK, "tb1").startswith("TCP from it to tb4 at 0.")
 
 
 def test_two_nodes_blame_none_alone(bed: Testbed) -> None:
@@ -71,7 +71,7 @@ def test_what_was_promised(bed: Testbed) -> None:
     report = run(bed, expect={"tcp_gbps": 1})
     assert causes(report) == [("cluster", CHECK, list(bed.names))]
     said = summary(report, CHECK, "tb1")
-    assert said.startswith("TCP between all nodes at 0.")
+    assert said.startswith("TCP between the nodes at 0.")
     assert said.endswith(" Gb/s, 1 Gb/s is expected")
 
 

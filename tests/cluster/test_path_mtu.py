@@ -29,7 +29,7 @@ def test_a_node_behind_a_smaller_port(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("node", CHECK, ["tb3"])]
     assert summary(report, CHECK, "tb3") == (
-        "packets above 1400 bytes to and from the other nodes are lost without an error;"
+        "packets above 1400 bytes between it and the other nodes are lost without an error;"
         " the interfaces there have MTU 1500"
     )
     assert summary(report, CHECK, "tb1") == (
@@ -44,7 +44,7 @@ def test_a_switch_that_is_smaller_than_all(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("cluster", CHECK, list(bed.names))]
     assert summary(report, CHECK, "tb2") == (
-        "packets above 1300 bytes between all nodes are lost without an error;"
+        "packets above 1300 bytes between the nodes are lost without an error;"
         " the interfaces there have MTU 1500"
     )
 
@@ -54,7 +54,7 @@ def test_large_packets_to_one_node(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("node", CHECK, ["tb2"])]
     said = summary(report, CHECK, "tb2")
-    assert said.startswith("packets above 1450 bytes from the other nodes to here are lost")
+    assert said.startswith("packets above 1450 bytes from the other nodes to it are lost")
 
 
 def test_large_packets_of_one_pair_both_ways(bed: Testbed) -> None:
@@ -63,7 +63,7 @@ def test_large_packets_of_one_pair_both_ways(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("pair", CHECK, ["tb2", "tb4"])]
     said = summary(report, CHECK, "tb2")
-    assert said.startswith("packets above 1450 bytes to and from tb4 are lost without an error")
+    assert said.startswith("packets above 1450 bytes between it and tb4 are lost without an error")
 
 
 def test_large_packets_of_one_pair_one_way(bed: Testbed) -> None:
@@ -71,7 +71,7 @@ def test_large_packets_of_one_pair_one_way(bed: Testbed) -> None:
     report = run(bed)
     assert causes(report) == [("pair", CHECK, ["tb1", "tb4"])]
     said = summary(report, CHECK, "tb1")
-    assert said.startswith("packets above 1450 bytes to tb4 are lost without an error")
+    assert said.startswith("packets above 1450 bytes from it to tb4 are lost without an error")
     assert report["causes"][0]["fix"].startswith("let packets of 1500 bytes through on the way")
 
 
@@ -104,7 +104,7 @@ def test_a_router_that_says_so(bed: Testbed) -> None:
     ((check, node, said),) = [one for one in results(report, "warn") if one[0] == CHECK]
     assert (check, node) == (CHECK, "tb2")
     assert said == (
-        "packets above 1400 bytes from the other nodes to here are too large for 10.82.1.4, which"
+        "packets above 1400 bytes from the other nodes to it are too large for 10.82.1.4, which"
         ' says so (ICMP "fragmentation needed"); the interfaces there have MTU 1500'
     )
     assert causes(report) == []
@@ -120,7 +120,7 @@ def test_jumbo_frames(bed: Testbed) -> None:
     report = run(bed, launch={"interface": "jb0"})
     assert causes(report) == [("node", CHECK, ["tb4"])]
     said = summary(report, CHECK, "tb4")
-    assert said.startswith("packets above 1500 bytes to and from the other nodes are lost")
+    assert said.startswith("packets above 1500 bytes between it and the other nodes are lost")
     assert said.endswith("the interfaces there have MTU 9000")
 
 
@@ -132,7 +132,7 @@ def test_filtered_datagrams_are_no_black_hole(bed: Testbed) -> None:
         (
             CHECK,
             "tb3",
-            "UDP filtered: even small datagrams to and from the other nodes are not answered, so"
+            "UDP filtered: even small datagrams between it and the other nodes are not answered, so"
             " what size passes cannot be told",
         )
     ]
@@ -144,7 +144,7 @@ def test_rejected_datagrams_are_no_black_hole(bed: Testbed) -> None:
     ((_, node, said),) = [one for one in results(report, "unknown") if one[0] == CHECK]
     assert node == "tb3"
     assert said.startswith(
-        "UDP filtered: even small datagrams to and from the other nodes are rejected by 10.78.0.3"
+        "UDP filtered: even small datagrams between it and the other nodes are rejected by 10.78.0.3"
         " (ICMP administratively prohibited)"
     )
 
