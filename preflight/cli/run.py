@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from preflight.report import build, model, terminal
 from preflight.run import Outcome, Plan
 from preflight.transport.loopback import LocalTransport
 from preflight.transport.ssh import SshTransport
+
+PORT = re.compile(r":\d+$")
 
 
 def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -149,6 +152,11 @@ def narrowed(cluster: Cluster, given: Mapping[str, Any]) -> Cluster:
     return cluster.model_copy(update={"nodes": nodes, "fanout": fanout})
 
 
+def host(login: Mapping[str, Any]) -> str:
+    """Return where a login went, without the port; nothing where it went nowhere."""
+    return PORT.sub("", login.get("address", "")).strip("[]")
+
+
 def found(plan: Plan, outcome: Outcome) -> build.Facts:
     """Return a run's evidence in the report's words."""
     run_model = model.Run(
@@ -160,7 +168,7 @@ def found(plan: Plan, outcome: Outcome) -> build.Facts:
         cluster=plan.cluster.name,
     )
     addresses = {
-        node.name: str(outcome.logins[node.name].get("address") or node.address or node.name)
+        node.name: host(outcome.logins[node.name]) or node.address or node.name
         for node in plan.cluster.nodes
     }
     return build.Facts(

@@ -24,6 +24,8 @@ def test_a_healthy_cluster_is_ready_without_a_warning(bed: Testbed) -> None:
     assert results(report, "fail", "warn", "unknown") == []
     assert (report["verdict"], done.returncode, done.stderr) == ("ready", 0, "")
     assert done.stdout.splitlines()[0].startswith("testbed")
+    addresses = {node["name"]: node["address"] for node in report["nodes"]}
+    assert addresses == {name: machine.address for name, machine in bed.machines.items()}
 
 
 def test_judging_again_gives_the_same(bed: Testbed) -> None:
