@@ -47,7 +47,7 @@ STAGE_0 = (
     'w and os.execv(w,[w]+f+["import sys;exec(sys.argv[1])"]+a[1:]);'
     'o and (sys.stdout.write(chr(10)+t+json.dumps({"old":sys.version.split()[0],'
     '"executable":sys.executable})+chr(10)),sys.stdout.flush(),os._exit(3));'
-    "import zlib;os.set_blocking(0,True);d=[];"
+    "import zlib,signal;signal.alarm(int(a[4]));os.set_blocking(0,True);d=[];"
     "list(iter(lambda:d.append(os.read(0,min(65536,n-sum(map(len,d)))))or d[-1],bytes()));"
     "m=json.loads(zlib.decompress(bytes().join(d)).decode());"
     'exec(compile(m["preflight.node.boot"],"<preflight.node.boot>","exec"),'

@@ -113,6 +113,9 @@ def deaf(node):
 def deaf_and_hanging(node):
     os.closerange(3, 100)
     time.sleep(1000)
+def core_limit(node):
+    import resource
+    return resource.getrlimit(resource.RLIMIT_CORE)[0]
 def file_kept(node):
     return os.fstat(0).st_ino == os.stat(os.devnull).st_ino
 def descriptors(node): return len(os.listdir("/proc/self/fd"))
@@ -707,6 +710,18 @@ def test_a_signal_ends_everything(number: int) -> None:
     session.close()
 
 
+@pytest.mark.parametrize("version", ["3.8", "3.13"])
+def test_signals_that_come_together_end_everything(version: str) -> None:
+    """As systemd sends them to a login session that it ends."""
+    machine = Machine()
+    session = Session(machine, Payload({MODULE: DEEDS}), 20, python(version))
+    busy(session)
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+        kill(session.hello["pid"], number)
+    machine.wait_empty()
+    session.close()
+
+
 def test_agent_killed() -> None:
     """Nobody can tidy up then: children die by themselves, and their commands with them."""
     machine = Machine()
@@ -767,6 +782,17 @@ def test_life_limit() -> None:
     stream.close()
 
 
+@pytest.mark.parametrize("version", ["3.8", "3.13"])
+def test_life_limit_before_the_blob_is_there(version: str) -> None:
+    machine = Machine()
+    payload = Payload({})
+    stream = Pulled(machine, command(python(version), len(payload.blob), "tag:", 1, None))
+    stream.send(payload.blob[:100], 20)
+    assert stream.recv(100) == b""
+    machine.wait_empty()
+    stream.close()
+
+
 def test_end_before_the_blob_is_there() -> None:
     machine = Machine()
     payload = Payload({})
@@ -800,6 +826,11 @@ def test_nothing_on_disk(tmp_path: Path) -> None:
             ask(session, function)
     assert listing(tmp_path) == before
     assert {p: p.stat().st_mtime_ns for p in library.glob("python3*/__pycache__/*")} == stamps
+
+
+def test_a_probe_that_crashes_leaves_no_core_file() -> None:
+    with agent(DEEDS, Machine(before="ulimit -c unlimited"), sys.executable) as session:
+        assert ask(session, "core_limit").value == 0
 
 
 def test_an_agent_that_crashes() -> None:
