@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, create_model, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, create_model, model_validator
 
 from preflight.api import Expect
 from preflight.json_schema import editor_schema
@@ -22,11 +22,20 @@ from preflight.values import Amount, Day, Fanout, Jump, Model, Number, Port, Pro
 from preflight.wording import validated
 from preflight.yaml_lines import Document, Where, nearest, parse, read_text, shown
 
+_CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""As docker and podman have it; an ID too. Nothing of it means anything to a shell."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _numbers_too(env: dict[str, Any]) -> None:
     env["additionalProperties"] = {"type": ["string", "number"]}
+
+
+def _container_name(name: str) -> str:
+    if not _CONTAINER.fullmatch(name):
+        letters = "letters, digits, '_', '.' and '-', a letter or digit first"
+        raise ValueError(f"{shown(name)} is no name of a container: it has {letters}")
+    return name
 
 
 class SshSettings(Model):
@@ -69,7 +78,7 @@ class Container(Model):
     engine: Literal["docker", "podman", "enroot", "apptainer"] = "docker"
     image: Text | None = None
     """The image that the job starts."""
-    name: Text | None = None
+    name: Annotated[str, AfterValidator(_container_name)] | None = None
     """A container that runs already."""
 
     @model_validator(mode="after")

@@ -2,8 +2,9 @@
 
 Why: a tag is not a version: two nodes that pulled `latest` on two days train with two
     environments. A node without the image pulls it at launch, while the others wait, or fails.
-Facts: image, the id of the image; digests, those of the registry; running, of a named container;
-    problem, what is wrong instead. An image file has its size for an id.
+Facts: image, the id of the image; digests, those of the registry; problem, what is wrong instead,
+    and words, what was said of it. An image file has its size for an id. Each user has a podman of
+    its own: that of another `launch.user` is not seen.
 Source: `docker image inspect`, `docker container inspect`, the same of podman; stat(2) for image
     files of enroot and apptainer, whose contents are not read. No container is started.
 Fix: pull the image by its digest on all nodes.
@@ -12,6 +13,7 @@ Fix: pull the image by its digest on all nodes.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from typing import Any, Mapping, TypedDict
 
@@ -26,7 +28,7 @@ from preflight.api import (
     same_everywhere,
     skip,
 )
-from preflight.node.container import EXEC_ENGINES, LIMIT_S
+from preflight.node.container import EXEC_ENGINES, LIMIT_S, see_whose
 
 ABSENT = ("no such", "image not known", "no container with name", "does not exist")
 """In what docker and podman say of an image or a container that is not there."""
@@ -34,38 +36,51 @@ NO_DAEMON = "is the docker daemon running"
 """In what docker says when nothing listens on its socket; podman needs no daemon."""
 
 
+FORMATS = {
+    "image": '[{{json .ID}}, {{json .RepoDigests}}, "running"]',
+    "container": "[{{json .Image}}, [], {{json .State.Status}}]",
+}
+"""Of `inspect`, for docker and podman. All of it would be the environment and its secrets too."""
+
+
 class Found(TypedDict):
     problem: str
     """Empty; `engine`, `daemon`, `missing`, `stopped` or `unsupported`."""
     words: str
-    """What was said of the problem."""
+    """What was said of the problem; of one that is stopped its state."""
     image: str | None
     digests: list[str]
 
 
-def container(node: Node, asked: Mapping[str, str] | None) -> Found:
-    """Return what the engine says of an image, or of a container that runs already."""
+def container(node: Node, asked: Mapping[str, str] | None, user: str | None) -> Found:
+    """Return what the engine says of an image, or of a container that runs already.
+
+    Raises:
+        Unobservable: it does not say it, or not of those of the job's user.
+    """
     if asked is None:
         return trouble("", "")
     if node.which(asked["engine"]) is None:
         return trouble("engine", "")
     if asked["engine"] not in EXEC_ENGINES:
         return image_file(node, asked.get("image") or "")
+    see_whose(node, asked, user)
     kind = "image" if asked.get("image") else "container"
     name = asked.get("image") or asked["name"]
-    ran = node.run([asked["engine"], kind, "inspect", name], timeout_s=LIMIT_S)
+    ran = node.run(
+        [asked["engine"], kind, "inspect", "--format", FORMATS[kind], name], timeout_s=LIMIT_S
+    )
     if ran.code:
         return refusal(ran)
     try:
-        told = json.loads(ran.out)[0]
-        image = told["Id"] if kind == "image" else told["Image"]
-    except (ValueError, LookupError, TypeError) as error:
+        image, digests, state = json.loads(ran.out)
+    except (ValueError, TypeError) as error:
         raise Unobservable(f"{asked['engine']} {kind} inspect {name!r}: no image id") from error
     return Found(
-        problem="" if kind == "image" or told.get("State", {}).get("Running") else "stopped",
-        words="",
+        problem="" if state == "running" else "stopped",
+        words="" if state == "running" else f"its state is {state}",
         image=image.split(":")[-1],
-        digests=sorted(digest.split("@")[-1] for digest in told.get("RepoDigests") or []),
+        digests=sorted(digest.split("@")[-1] for digest in digests or []),
     )
 
 
@@ -122,8 +137,9 @@ def by_hand(asked: Mapping[str, Any]) -> str:
     """Return the command that shows the image or the container."""
     name = asked.get("image") or asked["name"]
     if asked["engine"] not in EXEC_ENGINES:
-        return f"ls -l {name}"
-    return f"{asked['engine']} {'image' if asked.get('image') else 'container'} inspect {name}"
+        return f"ls -l {shlex.quote(name)}"
+    kind = "image" if asked.get("image") else "container"
+    return f"{asked['engine']} {kind} inspect {shlex.quote(name)}"
 
 
 def one_id_each(facts: Mapping[str, Found]) -> dict[str, str]:
@@ -146,6 +162,7 @@ def problem(fact: Found, asked: Mapping[str, Any]) -> Verdict:
     engine, name = asked["engine"], asked.get("image") or asked["name"]
     words = (fact["words"],) if fact["words"] else ()
     pull = f"{engine} pull {name}" if engine in EXEC_ENGINES else f"copy it to {name}"
+    again = "unpause" if fact["words"].endswith("paused") else "start"
     if fact["problem"] == "unsupported":
         return skip(f"only image files of {engine} are compared, not {name!r}")
     summary, fix = {
@@ -154,14 +171,14 @@ def problem(fact: Found, asked: Mapping[str, Any]) -> Verdict:
         "missing": (f"no image {name!r}", pull)
         if asked.get("image")
         else (f"no container {name!r}", f"start container {name!r}"),
-        "stopped": (f"container {name!r} does not run", f"{engine} start {name}"),
+        "stopped": (f"container {name!r} does not run", f"{engine} {again} {name}"),
     }[fact["problem"]]
     return fail(summary, details=words, fix=fix, reproduce=by_hand(asked))
 
 
 CHECK = Check(
     probe=container,
-    args=lambda want: (want.get("launch.container"),),
+    args=lambda want: (want.get("launch.container"), want.get("launch.user")),
     compare=compare,
     explains=("software.python", "software.pytorch", "software.nccl", "software.cuda"),
 )

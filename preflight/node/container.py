@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Any, Mapping, Protocol
+from typing import Any, Collection, Mapping, Protocol
 
 from preflight.api import Account, Node, Ran, Unobservable, some
 from preflight.node.variables import NAMES, PROXIES, SECRETS
@@ -147,14 +147,36 @@ def closed(container: Mapping[str, Any]) -> str:
     return ""
 
 
-def entered(container: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
-    """Return the words before the program; `--env NAME` passes the value that the engine has.
+def see_whose(node: Node, container: Mapping[str, Any], user: str | None) -> None:
+    """See that the login user's containers are those of the job's user.
+
+    Each user has a podman of its own; docker is one for all.
+
+    Raises:
+        Unobservable: they are not.
+    """
+    login = node.account() if user and container.get("engine") == "podman" else None
+    if login and login.name != user:
+        raise Unobservable(f"podman shows {login.name} no containers of {user}: log in as {user}")
+
+
+def entered(
+    container: Mapping[str, Any], env: Mapping[str, str], own: Collection[str] = ()
+) -> list[str]:
+    """Return the words before the program.
 
     env(1) looks a command up in the PATH that was set for it, and says by its end what is wrong.
+
+    Args:
+        container: the job's, empty if it has none.
+        env: variables for the program. An engine that had them itself would heed some: by HOME
+            podman finds its containers.
+        own: names of variables that it gets as the engine has them.
     """
     if not container:
         return ["env"]
-    words = [word for name in sorted(env) for word in ("--env", name)]
+    given = [*(f"{name}={env[name]}" for name in sorted(env)), *sorted(own)]
+    words = [word for variable in given for word in ("--env", variable)]
     return [container["engine"], "exec", *words, container["name"]]
 
 
@@ -184,7 +206,7 @@ def look(node: Node, container: Mapping[str, Any], env: Mapping[str, str]) -> In
         Unobservable: it cannot be looked into.
     """
     try:
-        ran = node.run([*entered(container, env), "sh", "-c", LOOK], timeout_s=LIMIT_S, env=env)
+        ran = node.run([*entered(container, env), "sh", "-c", LOOK], timeout_s=LIMIT_S)
     except Unobservable as problem:
         raise Unobservable(f"{called(container)} cannot be looked into: {problem}") from problem
     lines = ran.out.split("\n")

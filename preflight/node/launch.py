@@ -9,7 +9,7 @@ import re
 from typing import Any, Mapping, TypedDict
 
 from preflight.api import Node, Unobservable, Want
-from preflight.node.container import Place, called, closed, is_sealed, look
+from preflight.node.container import Place, called, closed, is_sealed, look, see_whose
 from preflight.node.variables import is_taken
 
 LONGEST = 512
@@ -76,6 +76,7 @@ def place_of(node: Node, launch: Mapping[str, Any]) -> Place:
         return node
     if closed(container):
         raise Unobservable(closed(container))
+    see_whose(node, container, launch.get("user"))
     env = launch.get("env", {})
     return look(node, container, {CONF_FILE: env[CONF_FILE]} if env.get(CONF_FILE) else {})
 

@@ -28,7 +28,7 @@ from preflight.api import (
     same_everywhere,
     skip,
 )
-from preflight.node.container import LIMIT_S, closed, entered, last_line
+from preflight.node.container import LIMIT_S, closed, entered, last_line, see_whose
 from preflight.node.launch import DEFAULT, home
 from preflight.node.launch import interpreter as named
 
@@ -165,12 +165,17 @@ def training(node: Node, launch: Mapping[str, Any]) -> Training:
     )
     if found["refusal"]:
         return found
-    env = dict(launch["env"], PREFLIGHT_PROBE=source(), PYTHONDONTWRITEBYTECODE="1")
+    see_whose(node, container, launch["user"])
+    env, ours = dict(launch["env"]), {"PREFLIGHT_PROBE": source(), "PYTHONDONTWRITEBYTECODE": "1"}
     own = home(node, launch["user"]) if launch["user"] and not container else None
     if own and "HOME" not in env:
         env["HOME"], found["hidden"] = own, hidden(node, f"{own}/.local")
     try:
-        ran = node.run([*entered(container, env), python, "-c", START], timeout_s=LIMIT_S, env=env)
+        ran = node.run(
+            [*entered(container, env, ours), python, "-c", START],
+            timeout_s=LIMIT_S,
+            env=ours if container else {**env, **ours},
+        )
     except Absent:
         raise
     except Unobservable as problem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 
 from tests.cluster.machine import execute
@@ -11,18 +10,6 @@ from tests.cluster.network_faults import PYTHON
 from tests.cluster.nodes import Nodes
 
 ENVIRONMENT = "/opt/train"
-PODMAN = """\
-#!/bin/sh
-if [ "$1" != exec ]; then echo '[{"Image": "sha256:4f2a1c", "State": {"Running": true}}]'; exit; fi
-shift
-given=
-while [ "$1" = --env ]; do given="$given $2=\\"\\$$2\\""; shift 2; done
-shift
-eval "set -- $given \\"\\$@\\""
-exec %s env -i PATH="$PATH" HOME=/opt/container %s "$@"
-"""
-"""In place of an engine with a container that runs: it starts programs of the node with limits and
-an environment of its own, as `podman exec` would those of the container."""
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 
@@ -78,19 +65,6 @@ class Software(Nodes):
 
     def _torch_python(self, archs: str) -> bytes:
         return self._built("torch_python.c", "-shared", "-fPIC", f'-DCUDA_ARCH_FLAGS="{archs}"')
-
-    def podman(self, node: str, env: Mapping[str, str] | None = None, **limits: int | str) -> None:
-        """Install podman with a container called `train` that runs.
-
-        Args:
-            node: where.
-            env: what its programs find in their environment.
-            limits: what they may have, such as `memlock=65536`, up to the login's hard ones.
-        """
-        options = [f"--{name}={value}" for name, value in limits.items()]
-        limited = " ".join(["prlimit", *options, "--"]) if options else ""
-        words = " ".join(shlex.quote(f"{name}={value}") for name, value in (env or {}).items())
-        self.change_file(node, "/usr/local/bin/podman", PODMAN % (limited, words), 0o755)
 
     def system_nccl(self, node: str, version: str) -> None:
         """Install libnccl.so.2 among the node's own libraries, and tell the linker of it."""

@@ -14,17 +14,17 @@ from typing import Any
 
 import yaml
 
+from tests.cluster.containers import Containers
 from tests.cluster.hardware import Hardware
 from tests.cluster.host_faults import HostFaults
 from tests.cluster.machine import ENVIRONMENT
-from tests.cluster.mount_faults import MountFaults
 from tests.cluster.path_faults import PathFaults
 from tests.cluster.slurm import Slurm
 from tests.cluster.software import Software
 from tests.cluster.walls import Walls
 
 
-class Testbed(PathFaults, HostFaults, MountFaults, Hardware, Software, Slurm, Walls):
+class Testbed(PathFaults, HostFaults, Containers, Hardware, Software, Slurm, Walls):
     """The nodes, their faults, and the controller that looks at them."""
 
     __test__ = False  # pytest takes any class whose name begins so for tests

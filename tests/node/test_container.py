@@ -31,7 +31,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def engine(path: Path, environ: Mapping[str, str], shell: str = "sh", **limits: int) -> Path:
-    """Install a docker that takes, as the real one does, only what `--env` names of its own."""
+    """Install a docker that passes on, as the real one does, only what `--env` says."""
     home = path / "home"
     home.mkdir(exist_ok=True)
     own = {"HOME": str(home), "PATH": "/usr/bin:/bin", **environ}
@@ -39,7 +39,9 @@ def engine(path: Path, environ: Mapping[str, str], shell: str = "sh", **limits: 
     docker.write_text(
         f"#!{sys.executable} -S\nimport os, resource, sys\n"
         f"words, own = sys.argv[2:], {own!r}\n"
-        "while words[0] == '--env':\n    own[words[1]], words = os.environ[words[1]], words[2:]\n"
+        "while words[0] == '--env':\n"
+        "    (name, given, value), words = words[1].partition('='), words[2:]\n"
+        "    own[name] = value if given else os.environ[name]\n"
         f"for name, limit in {limits!r}.items():\n"
         "    resource.setrlimit(getattr(resource, 'RLIMIT_' + name.upper()), (limit, limit))\n"
         f"os.execve({shutil.which(shell)!r}, [{shell!r}, *words[2:]], own)\n"

@@ -447,23 +447,28 @@ def test_home_and_working_directory_are_the_jobs(
 def test_a_running_container_is_asked_through_its_engine(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stand-in for docker keeps, as docker does, only the variables that `--env` names."""
-    keep = 'echo "$@" >$0.log; shift; set --; exec env -i '
-    names = "LD_LIBRARY_PATH PREFLIGHT_PROBE PYTHONDONTWRITEBYTECODE PYTHONPATH"
-    words = " ".join(f'{name}="${name}"' for name in names.split())
+    """That is told the variables in words: by a HOME of its own it would look for containers."""
+    own = f'PREFLIGHT_PROBE="$PREFLIGHT_PROBE" PYTHONPATH={site}'
     engine = tmp_path / "docker"
-    program(engine, f'{keep} {words} {sys.executable} -c "$PREFLIGHT_PROBE"')
+    program(
+        engine,
+        'echo "$@ $HOME $PYTHONPATH" >$0.log\n'
+        f'exec env -i {own} {sys.executable} -c "$PREFLIGHT_PROBE"',
+    )
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = ask(
-        {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": ""},
+        {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": "", "HOME": "/of/the/job"},
         "python3",
         container={"engine": "docker", "name": "train"},
     )
     assert found["asked"] == "python3 in train"
     assert found["inside"]["packages"]["ray"] == "2.9.3"
     called = Path(f"{engine}.log").read_text()
-    options = " ".join(f"--env {name}" for name in names.split())
+    given = (f"PYTHONPATH={site}", "PREFLIGHT_PROBE", "PYTHONDONTWRITEBYTECODE")
+    options = " ".join(f"--env {word}" for word in ("HOME=/of/the/job", "LD_LIBRARY_PATH=", *given))
     assert called.startswith(f"exec {options} train python3 -c ")
+    assert called.endswith(f" {os.environ['HOME']} \n")
 
 
 def test_secrets_of_the_launch_environment_stay_at_home() -> None:
