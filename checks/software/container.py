@@ -28,7 +28,7 @@ from preflight.api import (
     same_everywhere,
     skip,
 )
-from preflight.node.container import EXEC_ENGINES, LIMIT_S, see_whose
+from preflight.node.container import EXEC_ENGINES, LIMIT_S, last_line, see_whose
 
 ABSENT = ("no such", "image not known", "no container with name", "does not exist")
 """In what docker and podman say of an image or a container that is not there."""
@@ -71,7 +71,7 @@ def container(node: Node, asked: Mapping[str, str] | None, user: str | None) -> 
         [asked["engine"], kind, "inspect", "--format", FORMATS[kind], name], timeout_s=LIMIT_S
     )
     if ran.code:
-        return refusal(ran)
+        return refusal(ran, asked["engine"])
     try:
         image, digests, state = json.loads(ran.out)
     except (ValueError, TypeError) as error:
@@ -89,13 +89,13 @@ def trouble(problem: str, words: str) -> Found:
     return Found(problem=problem, words=words, image=None, digests=[])
 
 
-def refusal(ran: Ran) -> Found:
+def refusal(ran: Ran, engine: str) -> Found:
     """Return what an engine's error means.
 
     Raises:
         Unobservable: the login user may not ask, or it means something else.
     """
-    words = (ran.err.strip() or f"ended with code {ran.code}").splitlines()[-1]
+    words = last_line(ran, engine)
     low = ran.err.lower()
     if NO_DAEMON in low:
         return trouble("daemon", words)

@@ -17,6 +17,8 @@ from preflight.node.variables import NAMES, PROXIES, SECRETS
 EXEC_ENGINES = ("docker", "podman")
 LIMIT_S = 8
 """For the engine's answer; below the 10 s of the checks, so that the words are ours."""
+CLOSED = "permission denied while trying to connect to the docker"
+"""In what docker says to users that are not in its group; an address and a request follow."""
 ENVIRON, LIMITS = "/proc/self/environ", "/proc/self/limits"
 ROWS = {"Max locked memory": "memlock", "Max open files": "nofile", "Max processes": "nproc"}
 """Of /proc/self/limits; columns are two spaces apart or more."""
@@ -189,7 +191,9 @@ def ended(code: int) -> str:
 
 
 def last_line(ran: Ran, program: str) -> str:
-    """Return the last words of a command that failed."""
+    """Return the last words of a command that failed; plain ones of docker that is closed to us."""
+    if CLOSED in ran.err.lower():
+        return "the login user may not use docker: put it into the group docker, or log in as root"
     lines = ran.err.strip().splitlines() or [f"{ended(ran.code)} without a word"]
     return re.sub(rf"^\S*env: '?{re.escape(program)}'?: ", "", lines[-1].strip())
 

@@ -218,10 +218,14 @@ def silence(ran: Ran, contained: bool) -> str:
 
 
 def source() -> str:
-    """Return the program that the training interpreter runs; on a node it is in no file."""
+    """Return the program that the training interpreter runs; on a node it is in no file.
+
+    It ends by itself: what runs in a container outlives `docker exec`.
+    """
     module, _, main = MAIN.rpartition(".")
     spec: Any = importlib.util.find_spec(module)
-    return f"{spec.loader.get_source(module)}\n{main}({MARK!r})\n"
+    text = spec.loader.get_source(module)
+    return f"{text}\nimport signal\nsignal.alarm({LIMIT_S + 2})\n{main}({MARK!r})\n"
 
 
 def answer(ran: Ran, python: str) -> Inside:

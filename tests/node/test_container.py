@@ -125,6 +125,14 @@ def test_a_file_that_the_containers_user_may_not_read() -> None:
         ),
         ({"code": 1, "err": "there is no tr in it\n"}, "there is no tr in it"),
         ({"code": 127}, "ended with code 127 without a word"),
+        (
+            {
+                "code": 1,
+                "err": "permission denied while trying to connect to the docker API at"
+                " unix:///var/run/docker.sock\n",
+            },
+            "the login user may not use docker: put it into the group docker, or log in as root",
+        ),
         ({"out": "=/proc/self/limits\n+Limit\n"}, "ended with code 0 without a word"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 
 from preflight.api import Ran, Unobservable, Want
 from preflight.node import interpreter
-from preflight.node.software import BEGAN, Inside, Torch, asked, silence, training, versions
+from preflight.node.software import BEGAN, Inside, Torch, asked, silence, source, training, versions
 from preflight.node.toolbox import Toolbox
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -469,6 +469,14 @@ def test_a_running_container_is_asked_through_its_engine(
     options = " ".join(f"--env {word}" for word in ("HOME=/of/the/job", "LD_LIBRARY_PATH=", *given))
     assert called.startswith(f"exec {options} train python3 -c ")
     assert called.endswith(f" {os.environ['HOME']} \n")
+
+
+def test_what_an_engine_started_ends_by_itself() -> None:
+    *program, main = source().splitlines()
+    assert main == "main('preflight:')"
+    left = "print(signal.alarm(0))"
+    argv = [sys.executable, "-c", "\n".join([*program, left])]
+    assert int(subprocess.run(argv, capture_output=True, check=True).stdout) == 10
 
 
 def test_secrets_of_the_launch_environment_stay_at_home() -> None:
