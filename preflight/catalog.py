@@ -182,10 +182,13 @@ def files(folder: Path) -> list[Path]:
     Raises:
         ConfigError: there is none: whoever named it believes that it is checked.
     """
-    if not folder.is_dir():
+    try:
+        next(folder.iterdir(), None)
+    except OSError as error:
         raise ConfigError(
-            f"{folder}: there is no such folder of checks; see --checks and checks.dirs"
-        )
+            f"{folder}: is no folder of checks: {str(error.strerror).lower()}; "
+            "see --checks and checks.dirs"
+        ) from error
     found = sorted(folder.glob("*/*.py"))
     if not found:
         raise ConfigError(

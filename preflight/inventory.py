@@ -201,7 +201,15 @@ def check_dirs(text: str, source: str) -> tuple[Path, ...]:
     texts = [text for text in dirs if isinstance(text, str)] if isinstance(dirs, list) else []
     # not expanduser, which raises for a user there is not
     places = [Path(source).parent / os.path.expanduser(text) for text in texts]  # noqa: PTH111
-    return tuple(place for place in places if place.is_dir())
+    return tuple(place for place in places if _is_folder(place))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        next(path.iterdir(), None)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def load(path: Path, expects: Sequence[Expect] = ()) -> Cluster:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import functools
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from preflight.inventory import check_dirs, check_ids, load, load_text, schema, 
 from preflight.node_names import MAX_NODES, expand
 from preflight.yaml_lines import MAX_BYTES, MAX_VALUES, parse, read_text
 from tests.messages.aloud import Aloud
+from tests.ordinary import ordinary_user
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "inventory"
@@ -122,16 +121,6 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, al
             load(Path(name))
         told.append(caught.value)
     aloud(*told)
-
-
-@contextlib.contextmanager
-def ordinary_user() -> Iterator[None]:
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    yield
-    os.seteuid(0)
 
 
 def test_files_that_may_not_be_read(aloud: Aloud) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from preflight.api import FAIL, PASS, WARN
-from preflight.cli import run
+from preflight.cli import options, run
 from preflight.demo import cluster
 from preflight.demo.nodes import FAULTS, nodes
 from preflight.errors import ConfigError, PreflightError
@@ -48,10 +48,10 @@ In another terminal:
 
 
 @click.command(name="demo")
-@click.argument("recordings", metavar="[RECORDING]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("recordings", metavar="[RECORDING]...", nargs=-1, type=options.PATH)
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     default=FOLDER,
     show_default=True,
     metavar="FOLDER",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from preflight.cli import complete
+from preflight.cli import complete, options
 
 checks = click.option(
     "--checks",
     "dirs",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     metavar="DIR",
     help="A folder with checks of your own; repeatable.",
 )
@@ -20,7 +18,7 @@ inventory = click.option(
     "-i",
     "--inventory",
     "source",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     metavar="INVENTORY",
     help="The inventory to go by.",
 )

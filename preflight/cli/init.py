@@ -34,7 +34,7 @@ MOST_SAID = 8
 @click.option(
     "--ansible",
     "ansible_file",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     metavar="FILE",
     help="The hosts of an Ansible inventory, INI or YAML.",
 )

@@ -20,7 +20,7 @@ MOST_NAMES = 3
 
 
 @click.command(name="judge")
-@click.argument("report_path", metavar="REPORT", type=click.Path(path_type=Path))
+@click.argument("report_path", metavar="REPORT", type=options.PATH)
 @flags.inventory
 @flags.checks
 @flags.require

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,8 @@ from preflight.sources import Found, hostfile, slurm
 from preflight.sources import hosts as expression
 from preflight.yaml_lines import nearest, read_text
 
+PATH = click.Path(path_type=Path, readable=False)
+"""Of a file or folder; whoever opens it says what is wrong with it."""
 THIS_MACHINE = "this machine"
 INVENTORY = "inventory.yaml"
 """What `preflight init` writes if it is not told where to."""
@@ -36,7 +40,7 @@ hosts = click.option(
 )
 hostfile_in = click.option(
     "--hostfile-in",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="The nodes of a host file: one a line, or as MPI and DeepSpeed have them.",
 )
@@ -57,12 +61,15 @@ def loaded(
     """
     if source is None:
         return catalog.load(dirs), otherwise or inventory.this_machine()
-    if not source.exists():
+    try:
+        text = read_text(source)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
         raise ConfigError(
             f"{source}: there is no such file; `preflight init` writes an inventory, "
             "--hosts names nodes without one"
-        )
-    text = read_text(source)
+        ) from error
     known = catalog.load([*inventory.check_dirs(text, str(source)), *dirs])
     cluster = inventory.load_text(text, str(source), known.expects)
     inventory.check_ids(cluster, [*known, *{one.group for one in known.values()}], REACH)
@@ -84,7 +91,7 @@ def without_inventory(given: Mapping[str, Any]) -> Found:
 
 def unasked(found: Found) -> tuple[str, ...]:
     """Return the note that this machine is checked though an inventory is at hand."""
-    if found.origin != THIS_MACHINE or not Path(INVENTORY).is_file():
+    if found.origin != THIS_MACHINE or not os.access(INVENTORY, os.R_OK):
         return ()
     return (f"{INVENTORY} is here and was not asked for: preflight run {INVENTORY}",)
 
@@ -180,8 +187,9 @@ def places(path: str) -> tuple[Path, Path]:
     They are the same where the file is a device or a pipe, which is more than its name.
     """
     target = Path(path).resolve()
-    if target.exists() and not target.is_file():
-        return target, target
+    with contextlib.suppress(OSError):  # it is not there, or its folder is closed to us
+        if not stat.S_ISREG(target.stat().st_mode):
+            return target, target
     return target, target.with_name(f".{target.name}.{os.getpid()}.part")
 
 

@@ -32,7 +32,7 @@ def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
 
 
 @click.command(name="run")
-@click.argument("source", metavar="[INVENTORY]", required=False, type=click.Path(path_type=Path))
+@click.argument("source", metavar="[INVENTORY]", required=False, type=options.PATH)
 @options.hosts
 @options.hostfile_in
 @click.option(

@@ -36,9 +36,12 @@ def read(path: Path, group: str | None) -> Found:
     Raises:
         ConfigError: it cannot be read, is encrypted, or something in it is not right.
     """
-    if path.is_dir():
-        raise ConfigError(f"{path}: is a directory; {printed(str(path))}")
-    text = read_text(path)
+    try:
+        text = read_text(path)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, IsADirectoryError):
+            raise
+        raise ConfigError(f"{path}: is a directory; {printed(str(path))}") from error
     beside = [name for name in BESIDE if (path.parent / name).is_dir()]
     return parsed(text, str(path), group, beside)
 

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from preflight.cli import group
+from preflight.errors import ConfigError
 from tests.checks_made import probing, write
 from tests.messages.aloud import Aloud
+from tests.ordinary import ordinary_user
 
 NODES = "nodes: [{name: gpu01, address: 127.0.0.1}]\n"
 SSH = "ssh: {port: PORT, connect_timeout_s: 5, login_timeout_s: 1}\n"
@@ -87,3 +90,31 @@ def test_bad_input(kind: str, tmp_path: Path, listener: socket.socket, aloud: Al
     code, out, err = run(tmp_path, listener, *BAD[kind])
     assert (code, out, err.count("\n"), connections(listener)) == (2, "", 1, 0)
     aloud(err.replace("python -m ", ""), about=kind)
+
+
+CLOSED = {
+    "an inventory": "run closed/i.yaml",
+    "a report to judge": "judge closed/r.json",
+    "a report to write": "run --json closed/r.json",
+    "a folder of checks": "run --checks closed/checks",
+    "a host file": "run --hostfile-in closed/hosts",
+    "of Ansible": "init --ansible closed/hosts",
+    "a new inventory": "init --hosts gpu01 -o closed/i.yaml",
+    "an inventory to record from": "record -i closed/i.yaml gpu01",
+    "a recording": "demo closed/gpu01.json",
+}
+
+
+@pytest.mark.parametrize("kind", CLOSED)
+def test_a_folder_that_is_closed_to_us(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aloud: Aloud
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    line = CLOSED[kind].split()
+    with pytest.raises(ConfigError):  # it is not there; and all modules are loaded by now
+        group.main(line, standalone_mode=False)
+    (tmp_path / "closed").mkdir(mode=0o000)
+    with pytest.raises(ConfigError) as caught, ordinary_user():
+        group.main(line, standalone_mode=False)
+    aloud(caught.value, about=kind)
