@@ -18,7 +18,7 @@ import pytest
 from preflight import catalog
 from preflight.api import Unobservable, Want
 from preflight.catalog import Loaded
-from preflight.judge import judge_check
+from preflight.judge import REACH, judge_check
 from preflight.node.replay import Replay
 
 CASES = Path(__file__).parent / "checks"
@@ -89,3 +89,20 @@ def test_every_check_has_its_three_kinds_of_case(check_id: str) -> None:
     assert {"fail", "warn"} & kinds, "no failing case"
     if CATALOG[check_id].check.probe:
         assert {"unobservable", "unknown"} & kinds, "no unobservable case"
+
+
+MET = [one for one in ALL if len(json.loads(one[1].read_text()).get("nodes", {})) > 1]
+
+
+@pytest.mark.parametrize(("one", "path"), MET, ids=[f"{one.id}-{path.stem}" for one, path in MET])
+def test_a_node_that_was_lost_meanwhile(one: Loaded, path: Path) -> None:
+    case = json.loads(path.read_text())
+    want = want_of(case)
+    for lost in case["nodes"]:
+        there = {node for node in want.nodes if node != lost}
+        facts = {n: {"value": value} if n in there else None for n, value in case["nodes"].items()}
+        found = judge_check(one, facts, want, there)
+        assert found[lost].summary == "not reached" or one.id == REACH
+        crashed = [said.details for said in found.values() if "bug in check" in said.summary]
+        peers = [peer for said in found.values() for peer in said.peers]
+        assert (crashed, lost in peers) == ([], False)

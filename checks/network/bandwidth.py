@@ -67,6 +67,7 @@ from preflight.node.pairs import (
     between,
     blame,
     disjoint,
+    present,
     some_rounds,
     stricken,
 )
@@ -222,6 +223,7 @@ def is_bound(one: Drawn) -> bool:
 
 
 def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
+    facts = present(facts, "drawn")
     if len(want.nodes) == 1:
         return {node: skip("one node alone meets no other") for node in facts}
     rates = measured(facts)

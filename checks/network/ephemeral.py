@@ -20,7 +20,17 @@ from typing import Any, Mapping, TypedDict
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown
 from preflight.node.launch import wanted
 from preflight.node.mesh import Answer, addresses, briefly, dial_all, hold, in_words, message
-from preflight.node.pairs import ALL_UP_TO, Culprit, Pair, about, blame, partners, stricken, told
+from preflight.node.pairs import (
+    ALL_UP_TO,
+    Culprit,
+    Pair,
+    about,
+    blame,
+    partners,
+    present,
+    stricken,
+    told,
+)
 from preflight.node.ports import CONNECT_S, ECHO_S, OK
 
 PORTS = 2
@@ -79,6 +89,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
 
 
 def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
+    facts = present(facts, "answers")
     if len(want.nodes) == 1:
         return {node: skip("one node alone meets no other") for node in facts}
     tried = {

@@ -55,7 +55,7 @@ from preflight.node.chosen import (
 from preflight.node.launch import wanted
 from preflight.node.mesh import briefly
 from preflight.node.net import NCCLS, Network, main_interfaces, strayed, usual_choice
-from preflight.node.pairs import Culprit, about, blame, stricken
+from preflight.node.pairs import Culprit, about, blame, present, stricken
 
 NAME_IT = "name it for all nodes: launch.interface, or NCCL_SOCKET_IFNAME in launch.env"
 CARRIED = (
@@ -70,6 +70,7 @@ SLOWS = ("network.bandwidth", "collective.all_reduce", "collective.pairs")
 
 
 def compare(facts: Mapping[str, Chosen], want: Want) -> dict[str, Verdict]:
+    facts = present(facts, "answers")
     known = {node: fact["network"] for node, fact in facts.items() if fact["network"]}
     found: dict[str, list[Verdict]] = {node: by_itself(fact, want) for node, fact in facts.items()}
     twice = shared(facts)

@@ -27,7 +27,7 @@ from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
 from preflight.node.mesh import addresses, hold, message
-from preflight.node.pairs import Culprit, Pair, about, between, blame, partners, stricken
+from preflight.node.pairs import Culprit, Pair, about, between, blame, partners, present, stricken
 from preflight.node.path import LIMIT_S as GREET_S
 from preflight.node.trips import LIMIT_S, Trips, connects, losses, round_trips
 from preflight.node.udp import echo
@@ -182,6 +182,7 @@ def by_tcp(
 
 
 def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
+    facts = present(facts, "trips", "losses")
     if len(want.nodes) == 1:
         return {node: skip("one node alone has no way to another") for node in facts}
     took, lost, nodes = times(facts), lost_packets(facts), list(facts)

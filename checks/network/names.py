@@ -48,7 +48,7 @@ from preflight.node.naming import (
     names_of,
     selves,
 )
-from preflight.node.pairs import ALL_UP_TO, Culprit, Pair, blame, partners
+from preflight.node.pairs import ALL_UP_TO, Culprit, Pair, blame, partners, present
 from preflight.node.resolver import HOSTS, LIMIT_S, RESOLV, SILENT, Self, introduce, look_up
 
 CALL_S = LIMIT_S + 5
@@ -104,6 +104,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Names]:
 
 
 def compare(facts: Mapping[str, Names], want: Want) -> dict[str, Verdict]:
+    facts = present(facts, "names", "reverse")
     all_ = selves(facts)
     found: dict[str, list[Verdict]] = {node: [] for node in facts}
     if len(want.nodes) > 1:

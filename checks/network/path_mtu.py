@@ -25,7 +25,7 @@ from typing import Mapping, Sequence, TypedDict
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
 from preflight.node.mesh import addresses, message
-from preflight.node.pairs import Culprit, Pair, about, between, blame, partners, stricken
+from preflight.node.pairs import Culprit, Pair, about, between, blame, partners, present, stricken
 from preflight.node.path import HOLE, LARGEST, LIMIT_S, TOLD, UNFINISHED, Passage, passages
 from preflight.node.ports import FILTERED, OK
 from preflight.node.udp import echo
@@ -110,6 +110,7 @@ def goals(
 
 
 def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
+    facts = present(facts, "passages")
     if len(want.nodes) == 1:
         return {node: skip("one node alone sends nothing to another") for node in facts}
     results = {

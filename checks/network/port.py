@@ -39,7 +39,7 @@ from preflight.api import (
 from preflight.node.launch import settings, wanted
 from preflight.node.mesh import Answer, addresses, dial_all, hold, in_words, message
 from preflight.node.net import interfaces, meeting_address
-from preflight.node.pairs import blame, partners, stricken, told
+from preflight.node.pairs import blame, partners, present, stricken, told
 from preflight.node.ports import CONNECT_S, ECHO_S, OK, Dial, Listener, dial, listen, who
 
 DIAL_S = CONNECT_S + ECHO_S + 2
@@ -193,17 +193,19 @@ class Way(NamedTuple):
 
 
 def compare(facts: Mapping[str, Reach], want: Want) -> dict[str, Verdict]:
+    facts = present(facts, "others")
     first = next(iter(facts.values()))
     master, port = first["master"], first["port"]
     if master not in facts:
-        return {node: skip(fact["problem"]) for node, fact in facts.items()}
+        lost = f"the master {master} was lost meanwhile"
+        return {node: skip(fact["problem"] or lost) for node, fact in facts.items()}
     listener = facts[master]["listener"]
     if listener is None or listener["error"]:
         verdicts = dict.fromkeys(
             facts, skip(f"not tried: port {port} could not be opened on {master}")
         )
-        lost = unknown(facts[master]["problem"])
-        return {**verdicts, master: taken(port, listener) if listener else lost}
+        unheard = unknown(facts[master]["problem"])
+        return {**verdicts, master: taken(port, listener) if listener else unheard}
     data, named = {}, {}
     for node, fact in facts.items():
         data[node] = Way(master, fact["address"], port, "", fact["dial"], fact["problem"])

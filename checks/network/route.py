@@ -35,7 +35,7 @@ from preflight.api import (
 )
 from preflight.node.launch import wanted
 from preflight.node.mesh import message
-from preflight.node.pairs import Culprit, about, blame, partners, stricken
+from preflight.node.pairs import Culprit, about, blame, partners, present, stricken
 from preflight.node.route import Place, Route, Table, is_within, table, ways
 
 LOST = (
@@ -88,6 +88,7 @@ def places_of(fact: Ways) -> list[Place]:
 
 
 def compare(facts: Mapping[str, Ways], want: Want) -> dict[str, Verdict]:
+    facts = present(facts, "routes")
     if len(want.nodes) == 1:
         return {node: skip("one node alone goes to no other") for node in facts}
     faults = {

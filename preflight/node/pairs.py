@@ -7,7 +7,18 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import (
+    AbstractSet,
+    Any,
+    Container,
+    Iterable,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+    TypeVar,
+    cast,
+)
 
 from preflight.api import some
 
@@ -21,6 +32,7 @@ TOLERATED = 10
 what fails may do so most of the time only."""
 
 Pair = Tuple[str, str]
+Fact = TypeVar("Fact", bound=Mapping[str, Any])
 
 
 def partners(nodes: Sequence[str], master: str = "") -> dict[str, list[str]]:
@@ -80,6 +92,26 @@ def disjoint(pairs: Iterable[Pair]) -> list[list[Pair]]:
         else:
             group.append(pair)
     return groups
+
+
+def present(facts: Mapping[str, Fact], *keys: str) -> dict[str, Fact]:
+    """Return the facts of nodes, without what they met at others that have none.
+
+    Those were lost meanwhile: that access.ssh tells, and what others met there follows from it.
+
+    Args:
+        facts: by node.
+        keys: of a fact, under which something is told by other node.
+    """
+    return {
+        node: cast(Fact, {**fact, **{key: of_those(fact[key], facts) for key in keys}})
+        for node, fact in facts.items()
+    }
+
+
+def of_those(told: Mapping[str, Any], nodes: Container[str]) -> dict[str, Any]:
+    """Return what is told of some nodes."""
+    return {other: one for other, one in told.items() if other in nodes}
 
 
 class Culprit(NamedTuple):
