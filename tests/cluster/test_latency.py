@@ -45,7 +45,7 @@ def test_a_node_of_another_site(bed: Testbed) -> None:
     bed.delay("tb3", 10)
     said = warned(run(bed))
     assert list(said) == ["tb3"]
-    assert said["tb3"].startswith("round trips between it and the other nodes take 2")
+    assert said["tb3"].startswith("round trips between it and the other nodes take ")
     assert said["tb3"].endswith("; as between sites: training is held back by it")
     assert 20 <= ms(said["tb3"]) < 40
 
@@ -62,7 +62,8 @@ def test_one_pair(bed: Testbed) -> None:
     report = run(bed)
     said = warned(report)
     assert list(said) == ["tb2"]
-    assert said["tb2"].startswith("round trips between it and tb4 take 2")
+    assert said["tb2"].startswith("round trips between it and tb4 take ")
+    assert 20 <= ms(said["tb2"]) < 40
 
 
 def test_a_node_behind_something_slow(bed: Testbed) -> None:
@@ -77,7 +78,8 @@ def test_two_nodes_of_two_sites(bed: Testbed) -> None:
     bed.delay("tb2", 10)
     said = warned(run(bed, nodes=[bed.spec("tb1"), bed.spec("tb2")]))
     assert list(said) == ["tb1"]
-    assert said["tb1"].startswith("round trips between it and tb2 take 2")
+    assert said["tb1"].startswith("round trips between it and tb2 take ")
+    assert 20 <= ms(said["tb1"]) < 40
 
 
 def test_a_node_that_loses(bed: Testbed) -> None:
@@ -119,4 +121,5 @@ def test_far_away_and_filtered(bed: Testbed) -> None:
     bed.delay("tb3", 10)
     said = warned(run(bed))
     assert list(said) == ["tb3"]
-    assert said["tb3"].startswith("round trips between it and the other nodes take 2")
+    assert said["tb3"].startswith("round trips between it and the other nodes take ")
+    assert 20 <= ms(said["tb3"]) < 40

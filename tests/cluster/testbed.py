@@ -23,6 +23,9 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.software import Software
 from tests.cluster.walls import Walls
 
+RUN_LIMIT_S = 150
+"""Of a run that must end; below the limit of a test, so that it is told what hung."""
+
 
 class Testbed(PathFaults, HostFaults, Containers, Hardware, Software, Slurm, Walls):
     """The nodes, their faults, and the controller that looks at them."""
@@ -81,7 +84,7 @@ class Testbed(PathFaults, HostFaults, Containers, Hardware, Software, Slurm, Wal
     def preflight(
         self,
         *args: str,
-        timeout: float = 60,
+        timeout: float = RUN_LIMIT_S,
         env: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
@@ -97,7 +100,7 @@ class Testbed(PathFaults, HostFaults, Containers, Hardware, Software, Slurm, Wal
     def report(
         self,
         *args: str,
-        timeout: float = 60,
+        timeout: float = RUN_LIMIT_S,
         env: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
     ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

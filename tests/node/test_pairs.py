@@ -112,7 +112,7 @@ def planted(draw: st.DrawFn) -> tuple[list[str], list[tuple[str, tuple[str, ...]
     return nodes, culprits
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(planted())
 def test_whoever_is_planted_is_found(
     made: tuple[list[str], list[tuple[str, tuple[str, ...]]]],
@@ -131,7 +131,7 @@ def test_whoever_is_planted_is_found(
     assert set(found(tried)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(5, 64), st.data())
 def test_a_group_that_is_cut_off_is_found(count: int, data: st.DataObject) -> None:
     nodes = names(count)
@@ -143,7 +143,7 @@ def test_a_group_that_is_cut_off_is_found(count: int, data: st.DataObject) -> No
     assert found(tried) == [("group", members)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(2, 9), st.data())
 def test_all_bad_pairs_are_explained_once(count: int, data: st.DataObject) -> None:
     nodes = names(count)
@@ -154,7 +154,7 @@ def test_all_bad_pairs_are_explained_once(count: int, data: st.DataObject) -> No
     assert set(explained) == {pair for pair, good in tried.items() if not good}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 1000))
 def test_partners(count: int) -> None:
     nodes = names(count)
@@ -183,7 +183,7 @@ def test_rounds(count: int) -> None:
     assert len(met) == len(set(met)) == count * (count - 1) // 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 300))
 def test_some_rounds(count: int) -> None:
     nodes = names(count)
