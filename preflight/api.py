@@ -361,6 +361,9 @@ class Check(Generic[F]):
     exactly one of `judge` (one node alone) and `compare` (all at once).
     `args` gives a probe its arguments from what the inventory wants: JSON-able, the same for all.
     Of an exercise it says what its facts depend on; left out: on all of `launch`.
+    `lane` of an exercise that bears others beside it says what it has to itself, such as a port:
+    those of one lane go one after the other, different lanes side by side. Left out, as where
+    anything is timed: it has the cluster to itself.
     `explains` names checks whose failures can follow from this one's; a verdict may narrow it.
     `pairs` gives of facts about pairs of nodes what came of each, by both nodes: a word or two,
     nothing where it is good. The report shows it beside the cause.
@@ -371,6 +374,7 @@ class Check(Generic[F]):
     judge: Callable[[F, Want], Verdict] | None = None
     compare: Callable[[Mapping[str, F], Want], Mapping[str, Verdict]] | None = None
     args: Callable[[Want], Sequence[Any]] | None = None
+    lane: str = ""
     level: str = "quick"
     timeout_s: float = 10
     needs_root: bool = False

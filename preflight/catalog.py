@@ -304,6 +304,11 @@ def flaws_of_values(check: Check[Any]) -> Iterator[str]:
         yield f"timeout_s {limit_s!r} is not a number above 0"
     if not many(check.explains, str):
         yield "explains= must be a tuple of ids, such as ('network.port',)"
+    lane: Any = check.lane
+    if not isinstance(lane, str):
+        yield f"lane {lane!r} is not text, such as 'launch port'"
+    elif lane and check.probe:
+        yield "lane= is for an exercise: probes run side by side anyway"
 
 
 def findable(module: str, probe: Any) -> bool:

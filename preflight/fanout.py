@@ -62,12 +62,12 @@ def fan_out(
 
 
 def start(work: Callable[[], None], most: int) -> None:
-    """Start daemon threads, fewer where this machine has no more: those do it all.
-
-    Raises:
-        RuntimeError: there is not even one.
-    """
-    threading.Thread(target=work, daemon=True).start()
+    """Start daemon threads, fewer where this machine has no more: those do it all, or we do."""
+    try:
+        threading.Thread(target=work, daemon=True).start()
+    except RuntimeError:
+        work()
+        return
     with contextlib.suppress(RuntimeError):
         for _ in range(most - 1):
             threading.Thread(target=work, daemon=True).start()

@@ -12,6 +12,7 @@ from preflight.session import DEADLINE, Running, Session
 
 WIDTH = 64
 """Calls of one `map` that wait side by side; each is one frame each way, so this is plenty."""
+LATE = Reply(None, {"kind": "timeout", "message": DEADLINE})
 
 
 class Fleet:
@@ -59,9 +60,8 @@ class Fleet:
         def one(node: str) -> Reply:
             return self.call(node, function, *args[node], timeout_s=timeout_s)
 
-        late = Reply(None, {"kind": "timeout", "message": DEADLINE})
         found = {d.item: d.result for d in fan_out(one, tuple(args), WIDTH, self._deadline)}
-        return {node: found.get(node, late) for node in args}
+        return {node: found.get(node, LATE) for node in args}
 
     @contextlib.contextmanager
     def start_all(
@@ -78,8 +78,7 @@ class Fleet:
             if isinstance(running, Running):
                 running.stop()
 
-        late = Reply(None, {"kind": "timeout", "message": DEADLINE})
-        found: dict[str, Running | Reply] = dict.fromkeys(args, late)
+        found: dict[str, Running | Reply] = dict.fromkeys(args, LATE)
         try:
             for done in fan_out(one, tuple(args), WIDTH, self._deadline):
                 found[done.item] = done.result

@@ -6,26 +6,26 @@ import datetime as dt
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from preflight.api import Reply, Verdict, Want
-from preflight.catalog import ALWAYS, Loaded
+from preflight.catalog import Loaded
 from preflight.errors import ConfigError, TransportError
+from preflight.exercises import attempt, batches, exercised
 from preflight.fanout import fan_out
-from preflight.fleet import Fleet
+from preflight.fleet import LATE, Fleet
 from preflight.inventory import Cluster, NodeSpec
-from preflight.judge import asked, plain
+from preflight.judge import asked
 from preflight.no_agent import AgentError
 from preflight.payload import Payload
-from preflight.session import DEADLINE, Pending, Session
+from preflight.session import Pending, Session
 from preflight.transport import Connection, Transport
 from preflight.transport.own_limits import used_up
 
 CLOSE_S = (1.2, 5.0)
 """For all agents together to end, beyond the run's deadline and at most; they need milliseconds."""
-LATE = Reply(None, {"kind": "timeout", "message": DEADLINE})
 NEEDS_ROOT = "needs root"
 
 Facts = dict[str, dict[str, dict[str, Any]]]
@@ -65,9 +65,9 @@ class NodeDone:
 
 @dataclass(frozen=True)
 class Exercising:
-    """An exercise begins."""
+    """These exercises go on, or wait for another of their lane."""
 
-    check: str
+    checks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -174,14 +174,17 @@ def run(plan: Plan, transports: Mapping[str, Transport]) -> Generator[Event, Non
             {n: seen[n].login for n in names},
             errand.deadline,
         )
-        # What the logins tell comes last: a node may be lost while others are exercised.
-        exercises = [one for one in plan.running if one.check.exercise]
-        for check in sorted(exercises, key=lambda one: one.group == ALWAYS):
-            yield Exercising(check.id)
+        for batch in batches([one for one in plan.running if one.check.exercise]):
+            going = [check.id for check in batch]
+            replies |= {check_id: dict.fromkeys(names, LATE) for check_id in going}
+            yield Exercising(tuple(going))
             for visit in seen.values():
                 visit.see_lost()
-            late = time.monotonic() > errand.deadline and check.group != ALWAYS
-            replies[check.id] = dict.fromkeys(names, LATE) if late else exercise(check, fleet, want)
+            for check, found in exercised(batch, fleet, want, errand.deadline):
+                replies[check.id] = found
+                going.remove(check.id)
+                if going:
+                    yield Exercising(tuple(going))
     finally:
         close(list(visits.values()), errand.deadline)
     yield Outcome(
@@ -301,49 +304,6 @@ def as_root(visit: Visit, errand: Errand) -> None:
 def fact(reply: Reply) -> dict[str, Any]:
     """Return a reply as the report keeps it."""
     return {"value": reply.value} if reply.problem is None else {"problem": dict(reply.problem)}
-
-
-def exercise(one: Loaded, fleet: Fleet, want: Want) -> dict[str, Reply]:
-    """Return an exercise's facts by node; one that crashes has a problem for every node."""
-    begun = time.monotonic()
-    found: dict[str, Any] = {}
-
-    def drive() -> None:
-        # The catalogue has seen that it has one.
-        found.update(one.check.exercise(fleet, want))  # type: ignore[misc]
-        for node in found.keys() - set(want.nodes):
-            raise KeyError(f"it has facts of {node!r}, which is no node")
-
-    error = attempt(drive)
-    if error is not None:
-        return dict.fromkeys(want.nodes, bug(error))
-    seconds = round(time.monotonic() - begun, 4)
-    return {node: kept(value, seconds) for node, value in found.items()}
-
-
-def kept(value: Any, seconds: float) -> Reply:
-    """Return what an exercise found of a node, as a report keeps it and as it is judged again."""
-    values: list[Any] = []
-    error = attempt(lambda: values.append(plain(value)))
-    return bug(error) if error else Reply(values[0], None, seconds)
-
-
-def bug(error: BaseException) -> Reply:
-    """Return the answer of a check that crashed."""
-    trace = "".join(traceback.format_exception(error))
-    message = f"{type(error).__name__}: {error}"
-    return Reply(None, {"kind": "bug", "message": message, "traceback": trace})
-
-
-def attempt(job: Callable[[], object]) -> BaseException | None:
-    """Return what a job raised, whatever it was: one node's trouble, or one check's, is a row."""
-    try:
-        job()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - never the end of the run, also if it exits
-        return error
-    return None
 
 
 def close(visits: Iterable[Visit], deadline: float) -> None:

@@ -372,8 +372,8 @@ class Session:
         """Hand out frames that came together: each waking of who waits costs more than they do."""
         if not frames:
             return
-        news = False
         with self._news:
+            news = self._asked_at > self._heard_at  # who asked for a sign of life has it
             self._heard_at = time.monotonic()
             for frame in frames:
                 number = frame.get("id", 0)

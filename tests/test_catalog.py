@@ -57,6 +57,8 @@ def test_a_folder_of_the_sites_own(tmp_path: Path) -> None:
             ", timeout_s=float('nan')",
             ", args=(1,)",
             ", explains='network.port'",
+            ", lane='port'",
+            ", lane=1",
         ),
         *(", explains=(judge,)", ", expects=('x',)", ", expects=Expect('x', int)"),
         *(", expects=(Expect('_x', int),)", ", expects=(Expect('model_config', int),)"),

@@ -28,7 +28,7 @@ BROAD = {
     "preflight/node/child.py": "a probe's bug",
     "preflight/judge.py": "a judge's bug",
     "preflight/catalog.py": "a check file that does not import",
-    "preflight/run.py": "one node's trouble, or an exercise's bug",
+    "preflight/exercises.py": "one node's trouble, or an exercise's bug",
     "preflight/fanout.py": "the worker of one node: raised again where its result is taken",
     "preflight/cli/__init__.py": "our own bug, written into a file",
 }

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from preflight import catalog
-from preflight.api import Reply, Want
+from preflight.api import Fleet, Reply, Want
 from preflight.catalog import Loaded
 from preflight.errors import ConfigError, TransportError
 from preflight.fanout import fan_out
 from preflight.inventory import Cluster, NodeSpec
 from preflight.judge import judge
-from preflight.run import NodeDone, Outcome, Plan, Visit, plan_errand, run
+from preflight.node.kernel import identity
+from preflight.run import Exercising, NodeDone, Outcome, Plan, Visit, plan_errand, run
 from preflight.session import DEADLINE
 from preflight.transport import Connection, Transport
 from preflight.transport.loopback import LocalTransport
@@ -86,6 +90,15 @@ def exercise(fleet, want):
 REACH = catalog.load()["access.ssh"]
 
 
+def planned(
+    checks: Sequence[Loaded], names: Sequence[str] = ("a", "b"), deadline_s: float = 120
+) -> Plan:
+    """Return what is to be done on nodes that are all this machine."""
+    nodes = tuple(NodeSpec(name=name, transport="local") for name in names)
+    cluster = Cluster(name="made", source=None, nodes=nodes)
+    return Plan(cluster, [REACH, *checks], "quick", {}, deadline_s)
+
+
 def outcome(
     checks: Sequence[Loaded],
     names: Sequence[str] = ("a", "b"),
@@ -93,10 +106,7 @@ def outcome(
     transport: Transport | None = None,
 ) -> tuple[Outcome, list[NodeDone]]:
     """Run checks on nodes that are all this machine."""
-    nodes = tuple(NodeSpec(name=name, transport="local") for name in names)
-    plan = Plan(
-        Cluster(name="made", source=None, nodes=nodes), [REACH, *checks], "quick", {}, deadline_s
-    )
+    plan = planned(checks, names, deadline_s)
     events = list(run(plan, {"local": transport or LocalTransport()}))
     assert isinstance(events[-1], Outcome)
     return events[-1], [event for event in events if isinstance(event, NodeDone)]
@@ -160,15 +170,6 @@ def test_a_probe_without_end_loses_its_own_answer_only(tmp_path: Path) -> None:
         assert found.facts["access.ssh"][node]["value"]["reached"] is True
 
 
-def test_an_exercise_is_cut_short_by_the_deadline(tmp_path: Path) -> None:
-    check = made(tmp_path, "site.stays", STAYS)
-    found, _ = outcome([check], deadline_s=12)
-    for node in ("a", "b"):
-        value, problem = found.facts["site.stays"][node]["value"]
-        assert value is None
-        assert problem == {"kind": "timeout", "message": DEADLINE}
-
-
 class Broken:
     """A way to log in that raises for one node what no transport should."""
 
@@ -227,6 +228,24 @@ def test_two_checks_that_tell_one_probe_different_things(tmp_path: Path, aloud: 
 
 def test_fan_out_of_nothing() -> None:
     assert list(fan_out(len, [], 4, float("inf"))) == []
+
+
+THREADLESS = """
+import resource
+import threading
+import time
+from preflight.fanout import fan_out
+resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+done = fan_out(lambda word: (word, threading.active_count()), ["a", "b"], 2, time.monotonic() + 60)
+print([one.result for one in done])
+"""
+
+
+def test_fan_out_without_threads() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADLESS], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("[('a', 1), ('b', 1)]\n", "")
 
 
 LIMITS = (
@@ -333,3 +352,144 @@ def test_arguments_that_crash_are_a_row(tmp_path: Path) -> None:
     assert statuses(found, checks)["a"]["made.echo"] == ("pass", "here")
     wrong = ("unknown", "bug in check made.one: SystemExit: None")
     assert statuses(found, checks)["a"]["made.one"] == wrong
+
+
+# ---- exercises side by side ----------------------------------------------------------------
+
+
+def laned(folder: Path, check_id: str, lane: str, body: Callable[[Fleet], object]) -> Loaded:
+    """Return an exercise that does something, and finds the same on all nodes."""
+    one = made(folder, check_id, EXERCISE.format(body="{}"))
+
+    def exercise(fleet: Fleet, want: Want) -> dict[str, object]:
+        return dict.fromkeys(want.nodes, body(fleet))
+
+    return replace(one, check=replace(one.check, exercise=exercise, lane=lane))
+
+
+class Track:
+    """Who ran beside whom, and in which order they began."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.beside: set[frozenset[str]] = set()
+        self._lock = threading.Lock()
+        self._running: set[str] = set()
+
+    def run(self, name: str) -> Callable[[Fleet], object]:
+        """Return what an exercise does that takes some round trips."""
+
+        def body(fleet: Fleet) -> object:
+            with self._lock:
+                self.beside |= {frozenset((name, other)) for other in self._running}
+                self._running.add(name)
+                self.order.append(name)
+            fleet.clocks()
+            with self._lock:
+                self._running.remove(name)
+            return name
+
+        return body
+
+
+def test_exercises_of_different_lanes_run_side_by_side(tmp_path: Path) -> None:
+    met, left_over = threading.Barrier(2, timeout=60), threading.Event()
+
+    def ends_last(_: Fleet) -> object:
+        met.wait()
+        return left_over.wait(60)
+
+    checks = [
+        laned(tmp_path, "made.a", "left", lambda _: met.wait() >= 0),
+        laned(tmp_path, "made.b", "right", ends_last),
+    ]
+    told = []
+    for event in run(planned(checks), {"local": LocalTransport()}):
+        if isinstance(event, Exercising):
+            told.append(event.checks)
+            if event.checks == ("made.b",):
+                left_over.set()
+    assert told == [("made.a", "made.b"), ("made.b",), ("access.ssh",)]
+    assert isinstance(event, Outcome)
+    for check in checks:
+        assert [event.facts[check.id][node] for node in ("a", "b")] == [{"value": True}] * 2
+
+
+def test_exercises_of_one_lane_never_overlap(tmp_path: Path) -> None:
+    track = Track()
+    names = [f"made.n{number}" for number in range(4)]
+    found, _ = outcome([laned(tmp_path, name, "port", track.run(name)) for name in names])
+    assert (sorted(track.order), track.beside) == (names, set())
+    assert [found.facts[name]["a"]["value"] for name in names] == names
+
+
+def test_an_exercise_without_a_lane_is_alone_and_comes_later(tmp_path: Path) -> None:
+    track = Track()
+    lanes = {"made.a": "", "made.b": "left", "made.c": "", "made.d": "right"}
+    outcome([laned(tmp_path, name, lane, track.run(name)) for name, lane in lanes.items()])
+    assert {*track.order[:2]} == {"made.b", "made.d"}
+    assert track.order[2:] == ["made.a", "made.c"]
+    assert track.beside <= {frozenset(("made.b", "made.d"))}
+
+
+def test_an_exercise_that_crashes_leaves_the_others(tmp_path: Path) -> None:
+    met = threading.Barrier(2, timeout=60)
+
+    def crash(_: Fleet) -> object:
+        met.wait()
+        raise SystemExit("enough")
+
+    checks = [
+        laned(tmp_path, "made.crash", "left", crash),
+        laned(tmp_path, "made.behind", "left", lambda _: "done"),
+        laned(tmp_path, "made.beside", "right", lambda _: met.wait() >= 0),
+    ]
+    found, _ = outcome(checks)
+    for grid in statuses(found, checks).values():
+        assert grid.pop("access.ssh")[0] == "pass"
+        assert grid == {
+            "made.crash": ("unknown", "bug in check made.crash: SystemExit: enough"),
+            "made.behind": ("pass", "done"),
+            "made.beside": ("pass", "True"),
+        }
+
+
+def test_the_deadline_cuts_exercises_short_and_waits_for_none(tmp_path: Path) -> None:
+    released, late = threading.Event(), Reply(None, {"kind": "timeout", "message": DEADLINE})
+    stays = made(tmp_path, "made.stays", STAYS)
+    checks = [
+        laned(tmp_path, "made.never", "left", lambda _: released.wait()),
+        laned(tmp_path, "made.well", "middle", lambda _: "done"),
+        replace(stays, check=replace(stays.check, lane="right")),
+    ]
+    try:
+        found, _ = outcome(checks, deadline_s=12)
+    finally:
+        released.set()
+    for node in ("a", "b"):
+        assert found.facts["made.never"][node] == {"problem": late.problem}
+        assert found.facts["made.well"][node] == {"value": "done"}
+        assert found.facts["access.ssh"][node]["value"]["reached"] is True
+        assert found.facts["made.stays"][node] == {"value": [None, late.problem]}
+
+
+def test_whoever_ends_the_run_waits_for_no_exercise(tmp_path: Path) -> None:
+    closed = threading.Event()
+    replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+
+    def body(fleet: Fleet) -> None:
+        closed.wait(60)
+        replies.put(fleet.call("a", identity))
+
+    checks = [
+        laned(tmp_path, "made.first", "left", lambda _: "done"),
+        laned(tmp_path, "made.stays", "right", body),
+    ]
+    events = run(planned(checks), {"local": LocalTransport()})
+    while next(events) != Exercising(("made.stays",)):
+        pass
+    events.close()
+    closed.set()
+    problem = replies.get(timeout=60).problem
+    assert problem is not None
+    assert problem["kind"] == "lost"

@@ -141,6 +141,7 @@ CHECK = Check(
     exercise=exercise,
     args=lambda want: (want.get("launch.port"), *wanted(want)),
     compare=compare,
+    lane="launch port",
     level="standard",
     explains=("collective.all_reduce", "collective.pairs"),
 )

@@ -375,6 +375,7 @@ CHECK = Check(
     exercise=look,
     args=surroundings,
     compare=compare,
+    lane="chosen addresses",
     level="standard",
     explains=CARRIED,
     pairs=pairs,

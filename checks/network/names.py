@@ -386,6 +386,7 @@ CHECK = Check(
     exercise=exercise,
     args=lambda want: (want.get("launch.master"), *wanted(want)),
     compare=compare,
+    lane="names",
     level="standard",
     explains=(LAUNCH, *EFFECTS),
     pairs=pairs,

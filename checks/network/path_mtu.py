@@ -251,6 +251,7 @@ CHECK = Check(
     exercise=exercise,
     args=lambda want: (want.get("launch.master"), *wanted(want)),
     compare=compare,
+    lane="datagrams",
     level="standard",
     explains=("network.bandwidth", "collective.all_reduce", "collective.pairs"),
     pairs=pairs,

@@ -268,6 +268,7 @@ CHECK = Check(
     exercise=exercise,
     args=surroundings,
     compare=compare,
+    lane="routes",
     level="standard",
     explains=LOST,
     pairs=pairs,

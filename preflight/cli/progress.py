@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TextIO
 
+from preflight.api import some
 from preflight.errors import printable
 from preflight.run import Event, Exercising, NodeDone, Outcome, Plan, run
 from preflight.transport import Transport
@@ -16,7 +17,7 @@ from preflight.transport import Transport
 USUAL_WIDTH = 80
 """Columns of a terminal that does not know its own."""
 FEW = 3
-"""So many nodes that are still waited for are named."""
+"""So many nodes that are still waited for are named, and so many exercises."""
 
 
 class Meter:
@@ -53,7 +54,7 @@ class Meter:
             self._lost += not event.reached
             self._write(self._probed())
         elif isinstance(event, Exercising):
-            self._write(f"exercising {event.check}")
+            self._write(f"exercising {some(event.checks, FEW)}")
         else:
             self._write("judging")
 

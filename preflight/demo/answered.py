@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from preflight.api import Want
 from preflight.catalog import Loaded
+from preflight.exercises import attempt
 from preflight.judge import asked
 from preflight.node.replay import Replay, Unrecorded
 from preflight.recording import Recording
-from preflight.run import attempt
 
 NO_TRAFFIC = "simulated: no traffic was recorded"
 

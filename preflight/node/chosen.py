@@ -16,11 +16,10 @@ from preflight.node.mesh import Answer, dial_all, hold, in_words, message
 from preflight.node.net import INNER, Interface, Network, reachable
 from preflight.node.pairs import Culprit, Pair, partners
 from preflight.node.ports import CONNECT_S, ECHO_S, OK
+from preflight.node.resolver import LIMIT_S as NAME_S
 
 DIAL_S = 3 * (CONNECT_S + ECHO_S) + 5
 """For all dials of a node: 128 are under way at once, of which all may be silent."""
-NAME_S = 5.0
-"""For the host name: a resolver that needs longer is for network.names to tell."""
 FURTHER = 4
 """Other addresses of a node that are tried where a chosen one is not reached."""
 
@@ -45,7 +44,7 @@ def look(fleet: Fleet, want: Want) -> dict[str, Chosen]:
     made, by_name = fleet.map(choices, asked), fleet.map(choices_by_name, asked, NAME_S)
     facts = {node: chosen(made[node], by_name[node]) for node in fleet.nodes}
     if len(want.nodes) > 1 and any(dialled(fact["choices"]) for fact in facts.values()):
-        dial(fleet, want.launch.get("master", ""), facts)
+        dial(fleet, want.launch, facts)
     return facts
 
 
@@ -62,17 +61,17 @@ def chosen(made: Reply, by_name: Reply) -> Chosen:
     )
 
 
-def dial(fleet: Fleet, master: str, facts: dict[str, Chosen]) -> None:
+def dial(fleet: Fleet, launch: Mapping[str, Any], facts: dict[str, Chosen]) -> None:
     """Let all nodes dial the chosen addresses of the others, then others of those not reached."""
     secrets = os.urandom(16).hex(), os.urandom(16).hex()
-    with fleet.start_all(hold, dict.fromkeys(facts, ([0], *secrets))) as running:
+    with fleet.start_all(hold, dict.fromkeys(facts, ([0], *secrets, launch["port"]))) as running:
         ports = {}
         for node, one in running.items():
             if isinstance(one, Reply):
                 facts[node]["problem"] = facts[node]["problem"] or message(one)
             else:
                 ports[node] = [port for port in one.ready["ports"] if port]
-        goes = partners([node for node in facts if ports.get(node)], master)
+        goes = partners([node for node in facts if ports.get(node)], launch["master"])
         wide = {a: {b: dialled(facts[b]["choices"]) for b in others} for a, others in goes.items()}
         for a, reply in fleet.map(dial_all, packed(wide, ports, secrets), DIAL_S).items():
             facts[a]["answers"] = unpacked(reply)

@@ -23,6 +23,7 @@ from preflight.node.ports import (
     ECHO_S,
     FILTERED,
     FOREIGN,
+    NO_PORT,
     OK,
     RESULTS,
     SILENT,
@@ -60,11 +61,13 @@ class Held(TypedDict):
     strangers: list[Stranger]
 
 
-def hold(node: Node, opened: Opened, ports: Sequence[int], ask: str, answer: str) -> Held:
-    """Hold ports until told to stop, 0 for any; say `answer` to those who say `ask`."""
+def hold(
+    node: Node, opened: Opened, ports: Sequence[int], ask: str, answer: str, besides: int = 0
+) -> Held:
+    """Hold ports until told to stop, 0 for any but one; say `answer` to those who say `ask`."""
     held = Held(listeners=[], ports=[], strangers=[])
     with contextlib.ExitStack() as ending:
-        sockets = [one for one in (door(node, port, held) for port in ports) if one]
+        sockets = [one for one in (door(node, port, held, besides) for port in ports) if one]
         for one in sockets:
             ending.enter_context(one)
         opened.ready(held)
@@ -89,10 +92,13 @@ def watch(node: Node, ports: Sequence[int], seconds: float) -> Held:
     return held
 
 
-def door(node: Node, port: int, held: Held) -> socket.socket | None:
-    """Open a port, 0 for any; take note of it, or of why it could not be opened."""
+def door(node: Node, port: int, held: Held, besides: int = 0) -> socket.socket | None:
+    """Open a port, 0 for any but one; take note of it, or of why it could not be opened."""
     try:
         one = bound(port)
+        if not port and one.getsockname()[1] == besides:
+            with one:  # kept until there is another
+                one = bound(port)
     except OSError as error:
         held["listeners"].append(unopened(node, port, error))
         held["ports"].append(0)
@@ -172,6 +178,8 @@ class Dialled:
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
             self._socket.setblocking(False)
+            # The kernel may go out from the very port that is to be listened on meanwhile.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(*RECVERR[family], 1)
             self._socket.connect(self._to)
@@ -234,6 +242,7 @@ WORDS = {
     "no route": "no route to that network",
     "reset": "connected, then reset",
     "not permitted": "this node's own firewall forbids it",
+    NO_PORT: "this node has no port free to connect from, of net.ipv4.ip_local_port_range",
     SILENT: "accepted, but our listener never answered, as behind a proxy or service mesh",
     FOREIGN: "accepted by something that is not our listener, as by a proxy or service mesh",
 }

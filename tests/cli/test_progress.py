@@ -22,7 +22,8 @@ EVENTS: list[Event] = [
     NodeDone("gpu02", True, ""),
     NodeDone("gpu03", True, ""),
     NodeDone("gpu05", True, ""),
-    Exercising("network.port"),
+    Exercising(("network.names", "network.port", "network.ephemeral", "network.foreign")),
+    Exercising(("network.port",)),
 ]
 
 
@@ -58,6 +59,7 @@ def test_the_line_tells_what_happens_and_is_wiped() -> None:
         "3 of 5 nodes probed, 1 not reached, waiting for gpu03 gpu05",
         "4 of 5 nodes probed, 1 not reached, waiting for gpu05",
         "5 of 5 nodes probed, 1 not reached",
+        "exercising network.names, network.port, network.ephemeral a",
         "exercising network.port",
         "",
     ]

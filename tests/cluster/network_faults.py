@@ -48,6 +48,13 @@ class NetworkFaults(Nodes):
             self._undo(self.run, node, "ip", "link", "set", name, "mtu", old)
             self.run(node, "ip", "link", "set", name, "mtu", str(value))
 
+    def kernel_ports(self, node: str, first: int, last: int) -> None:
+        """Set which ports the kernel picks on the node, for listeners and for connections."""
+        path = "/proc/sys/net/ipv4/ip_local_port_range"
+        old = self.run(node, "cat", path).strip()
+        self._undo(self.run, node, "sh", "-c", f"echo {old} > {path}")
+        self.run(node, "sh", "-c", f"echo {first} {last} > {path}")
+
     def switch_mtu(self, value: int) -> None:
         """Set the MTU of the bridge and all its ports."""
         ports = [BRIDGE, *(f"{PORT}{number}" for number in range(1, len(self.names) + 1))]

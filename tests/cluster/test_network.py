@@ -34,6 +34,20 @@ def test_a_sound_network(bed: Testbed) -> None:
     assert said == f"reaches {MASTER} of tb1 from 10.78.0.3 (eth0)"
 
 
+def test_a_launch_port_of_those_that_the_kernel_picks(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.kernel_ports(node, 40000, 40007)
+        bed.drop(node, "40000-40002")  # so that dials to random ports wait meanwhile
+        bed.drop(node, "40004-40007")
+    report = run(bed, "--skip", "network.foreign", launch={"port": 40003})
+    assert causes(report) == [("cluster", "network.ephemeral", list(bed.names))]
+    said = [summary(report, "network.port", node) for node in bed.names]
+    assert said == [
+        "port 40003 is free; 3 of 3 other nodes reach it at 10.78.0.1:40003",
+        *(f"reaches 10.78.0.1:40003 of tb1 from 10.78.0.{n} (eth0)" for n in (2, 3, 4)),
+    ]
+
+
 def test_mtu_of_one_node(bed: Testbed) -> None:
     bed.mtu("tb3", 1400)
     report = run(bed)
