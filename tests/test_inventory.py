@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import hypothesis.strategies as st
 import pytest
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from jsonschema import Draft202012Validator
 
 from preflight import catalog
@@ -422,7 +422,6 @@ PIECES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(PIECES)
 def test_expand_agrees_with_clustershell(pieces: list[tuple[str, str]]) -> None:
     expression = ",".join(f"gpu{place}-[{r}]{end}" for place, (r, end) in enumerate(pieces))
@@ -455,13 +454,11 @@ def refuses_or_loads(text: str) -> None:
         assert str(error).isprintable()  # noqa: PT017 - no error at all is fine too
 
 
-@settings(deadline=None)
 @given(st.dictionaries(WORDS, VALUES, max_size=6) | VALUES)
 def test_any_value(value: Any) -> None:
     refuses_or_loads(repr(value).replace("None", "null"))
 
 
-@settings(deadline=None)
 @given(SYNTAX.map("".join) | st.text())
 @example("? ")
 @example("!!int")
@@ -471,7 +468,6 @@ def test_any_text(text: str) -> None:
     refuses_or_loads(text)
 
 
-@settings(deadline=None)
 def dirs_in(path: Path) -> object:
     return check_dirs(read_text(path), str(path))
 

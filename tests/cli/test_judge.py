@@ -318,7 +318,7 @@ def mutated(text: str, data: st.DataObject) -> str:
     return json.dumps(report)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_report_makes_it_stumble(
     recorded: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

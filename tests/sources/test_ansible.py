@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from preflight.errors import ConfigError
 from preflight.node_names import MAX_NODES
@@ -360,7 +360,6 @@ LINES = st.lists(
 ).map("\n".join)
 
 
-@settings(deadline=None)
 @given(LINES | st.text(), st.sampled_from(["hosts", "hosts.yml"]))
 @example("a ansible_port=²", "hosts")
 @example("a ansible_ssh_private_key_file='\0'", "hosts")

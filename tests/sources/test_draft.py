@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 
 from preflight import catalog
 from preflight.inventory import Cluster, Launch, NodeSpec, SshSettings, load_text
@@ -146,7 +146,6 @@ NAMES = st.lists(NUMBERED | WORDS | ADDRESSES | st.sampled_from(["on", "No", "1e
                  min_size=1, max_size=12, unique=True)  # fmt: skip
 
 
-@settings(deadline=None)
 @given(NAMES)
 def test_folded_names_expand_in_their_order(names: list[str]) -> None:
     assert [name for expression in folded(names) for name in names_of(expression)] == names
@@ -171,7 +170,6 @@ SSH = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(NAMES, st.data())
 def test_what_is_written_is_read_again(names: list[str], data: st.DataObject) -> None:
     nodes = [

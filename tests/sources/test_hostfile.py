@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from preflight.errors import ConfigError
 from preflight.node_names import MAX_NODES
@@ -194,7 +194,6 @@ LINES = st.lists(
 ).map("\n".join)
 
 
-@settings(deadline=None)
 @given(LINES | st.text())
 @example("a slots=²")
 @example("a:²")

@@ -6,7 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from preflight.errors import ConfigError
 from preflight.sources import hosts
@@ -73,7 +73,6 @@ def test_what_is_wrong_is_said_in_a_line(expression: str, aloud: Aloud) -> None:
     aloud(caught.value, about=repr(expression))
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab1[]-,:@.% /\t", max_size=20) | st.text(max_size=20))
 def test_any_text_gives_nodes_or_one_line(text: str) -> None:
     try:

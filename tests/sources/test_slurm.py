@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-from hypothesis import given, settings
+from hypothesis import given
 
 from preflight.errors import ConfigError
 from preflight.sources import slurm
@@ -94,14 +94,12 @@ NAMES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.sets(NAMES, min_size=1, max_size=40))
 def test_a_compressed_list_expands_to_what_it_was(names: set[str]) -> None:
     text = str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
     assert set(listed(SLURM_JOB_NODELIST=text)) == names
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab01[]-,x", max_size=20) | st.text(max_size=20))
 def test_any_text_gives_nodes_or_one_line(text: str) -> None:
     try:
