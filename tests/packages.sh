@@ -8,7 +8,12 @@ command -v dpkg-query >/dev/null 2>&1 || {
 }
 missing=
 for package in $(cat "$list"); do
-    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' && continue
+    if [ "$package" = firewalld ] && [ -d /run/systemd/system ]; then
+        echo "firewalld is not installed, for it would filter here at once; its tests are skipped"
+        continue
+    fi
+    missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" -ne 0 ]; then

@@ -17,6 +17,7 @@ Fix: let the other nodes in: TCP, the launch port and net.ipv4.ip_local_port_ran
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Any, Mapping, Sequence
 
 from preflight.api import (
@@ -33,7 +34,7 @@ from preflight.api import (
     warn,
 )
 from preflight.node import iptables, nft
-from preflight.node.fate import LOST, Place
+from preflight.node.fate import LOST, Place, rules_of
 from preflight.node.launch import wanted
 from preflight.node.lost import Filter, Lost, Span, lost
 from preflight.node.net import interfaces, meeting_address
@@ -56,6 +57,10 @@ LISTED = {
     FIREWALLD: "firewall-cmd --list-all-zones",
     UFW: "ufw status verbose",
 }
+ZONE = re.compile(r"(?:filter_)?IN_(?!policy_)(.+?)(?:_(?:pre|log|deny|allow|post))?")
+"""The chain in which firewalld has what a zone lets in."""
+UFW_USERS = "ufw-user-"
+"""Chains of ufw with rules that were asked for begin so; the first that matches decides."""
 BEYOND = (
     "where network.port or network.ephemeral get no answer all the same, it is lost outside: see"
     " the cloud's security group and network ACL, or the ACLs of the switches"
@@ -193,7 +198,7 @@ def failure(
         summary,
         observed=list(dict.fromkeys(rule(one.place) for one in losses)),
         details=tuple(rest),
-        fix=opening(first, ports, facts),
+        fix=opening(first, ports, facts, fact["tables"]),
         reproduce=LISTED.get(first.place.writer, f"{first.place.writer} -S"),
         explains=(
             *COLLECTIVE,
@@ -208,7 +213,23 @@ def failure(
 
 def rule(place: Place) -> str:
     """Return a rule, and where it stands."""
-    return f"{place.text} ({place.writer}, chain {place.chain} of {place.family} {place.table})"
+    zone = zone_of(place.chain) if place.writer == FIREWALLD else ""
+    where = f"zone {zone}" if zone else f"chain {place.chain} of {place.family} {place.table}"
+    return f"{place.text} ({place.writer}, {where})"
+
+
+def zone_of(chain: str) -> str:
+    """Return the zone of firewalld that a chain is of, empty if it is of none."""
+    found = ZONE.fullmatch(chain)
+    return found[1] if found else ""
+
+
+def is_by_source(zone: str, tables: Sequence[Table]) -> bool:
+    """Whether a zone of firewalld has packets by where they come from; no other zone has those."""
+    return any(
+        zone_of(rule["target"]) == zone and any(test["key"] == "saddr" for test in rule["tests"])
+        for rule in rules_of(tables)
+    )
 
 
 def written(ports: Sequence[Span]) -> str:
@@ -226,17 +247,23 @@ def told(one: Lost, want: Want) -> str:
     return f"{what} on {written(one.ports)} is {how} by: {rule(one.place)}"
 
 
-def opening(one: Lost, ports: Sequence[str], facts: Mapping[str, Filter]) -> str:
+def opening(
+    one: Lost, ports: Sequence[str], facts: Mapping[str, Filter], tables: Sequence[Table]
+) -> str:
     """Return the command that lets the job's packets through, of the program that has the rules."""
     nets, place = networks([fact["address"] for fact in facts.values()]), one.place
     colons = ",".join(ports).replace("-", ":")
-    sources = " ".join(f"--add-source={net}" for net in nets)
     if place.writer == FIREWALLD:
-        return f"firewall-cmd --permanent --zone=trusted {sources} && firewall-cmd --reload"
+        zone, adding = "trusted", [f"--add-source={net}" for net in nets]
+        if is_by_source(zone_of(place.chain), tables):
+            zone, adding = zone_of(place.chain), [f"--add-port={port}/tcp" for port in ports]
+        words = " ".join([f"--zone={zone}", *adding])
+        return f"firewall-cmd --permanent {words} && firewall-cmd --reload"
     if place.writer == UFW:
-        form = "ufw allow proto tcp from {} to any port {}"
-        form = form if one.inward else "ufw allow out proto tcp to {} port {}"
-        return " && ".join(form.format(net, colons) for net in nets)
+        first = "prepend " if place.chain.startswith(UFW_USERS) else ""
+        form = "allow proto tcp from {} to any port {}"
+        form = form if one.inward else "allow out proto tcp to {} port {}"
+        return " && ".join(f"ufw {first}{form.format(net, colons)}" for net in nets)
     if place.writer == "nft":
         chain, end = (
             f"{place.family} {place.table} {place.start}",

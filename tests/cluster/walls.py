@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tests.cluster.firewalls import Firewalls
 from tests.cluster.machine import execute
 from tests.cluster.network_faults import LISTENER, PYTHON
-from tests.cluster.nodes import PORT, Nodes
+from tests.cluster.nodes import PORT
 
 PROXY = 15001
 """As of Istio's sidecar."""
@@ -23,7 +24,7 @@ while True:
 """
 
 
-class Walls(Nodes):
+class Walls(Firewalls):
     """What can be put between the nodes, or on their ports."""
 
     def nft(self, node: str, rules: str) -> None:
