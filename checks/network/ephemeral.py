@@ -31,7 +31,7 @@ from preflight.node.pairs import (
     stricken,
     told,
 )
-from preflight.node.ports import CONNECT_S, ECHO_S, OK
+from preflight.node.ports import CONNECT_S, ECHO_S, MORE_PORTS, NO_PORT, OK
 
 PORTS = 2
 """Of each node: one could be a port that happens to be let through."""
@@ -72,10 +72,13 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
                 facts[node]["problem"] = message(one) or "no port could be opened"
             else:
                 facts[node]["ports"] = [port for port in one.ready["ports"] if port]
-        there = [node for node in known if facts[node]["ports"]]
+        there = [node for node in known if not facts[node]["problem"]]
         goes = partners(there, want.launch.get("master", ""))
         targets = {
-            node: ({o: (known[o], facts[o]["ports"]) for o in others}, *secrets)
+            node: (
+                {o: (known[o], facts[o]["ports"]) for o in others if facts[o]["ports"]},
+                *secrets,
+            )
             for node, others in goes.items()
         }
         replies = fleet.map(dial_all, targets, DIAL_S)
@@ -99,14 +102,20 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
         if got
     }
     rows = stricken(blame(tried), list(facts))
-    return {
-        node: unknown(fact["problem"])
-        if fact["problem"]
-        else failure(node, rows[node], facts)
-        if node in rows
-        else well(node, tried, len(facts))
-        for node, fact in facts.items()
-    }
+    return {node: of_node(node, facts, rows, tried) for node in facts}
+
+
+def of_node(
+    node: str, facts: Mapping[str, Mesh], rows: Mapping[str, Culprit], tried: Mapping[Pair, bool]
+) -> Verdict:
+    """Return the verdict of one node."""
+    if facts[node]["problem"]:
+        return unknown(facts[node]["problem"])
+    if node in rows:
+        return failure(node, rows[node], facts)
+    if not facts[node]["ports"]:
+        return unknown("no random port could be opened, so no other node could dial it")
+    return well(node, tried, len(facts))
 
 
 def well(node: str, tried: Mapping[Pair, bool], count: int) -> Verdict:
@@ -142,9 +151,9 @@ def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
         f"{told(culprit, node)} on random high ports: {words}",
         observed=result,
         expected=OK,
-        fix=FIX.format(low=LOW, high=HIGH),
+        fix=MORE_PORTS if result == NO_PORT else FIX.format(low=LOW, high=HIGH),
         reproduce=f"on {a}: nc -vz -w 3 {address} {port}, while on {b}: nc -l {port}",
-        explained_by=None if result in LOST else (FIREWALL,),
+        explained_by=None if result in LOST else () if result == NO_PORT else (FIREWALL,),
         **about(culprit, node, len(facts)),
     )
 

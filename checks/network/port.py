@@ -40,14 +40,25 @@ from preflight.node.launch import settings, wanted
 from preflight.node.mesh import Answer, addresses, dial_all, hold, in_words, message
 from preflight.node.net import interfaces, meeting_address
 from preflight.node.pairs import blame, partners, present, stricken, told
-from preflight.node.ports import CONNECT_S, ECHO_S, OK, Dial, Listener, dial, listen, who
+from preflight.node.ports import (
+    CONNECT_S,
+    ECHO_S,
+    MORE_PORTS,
+    NO_PORT,
+    OK,
+    Dial,
+    Listener,
+    dial,
+    listen,
+    who,
+)
 
 DIAL_S = CONNECT_S + ECHO_S + 2
 """For one dial, with some time for a busy node."""
 MESH_S = DIAL_S
 """For all dials to others: they are under way at once."""
 NONE: Mapping[str, Any] = {"ports": ()}
-OWN_FAULT = ("not permitted",)
+OWN_FAULT = ("not permitted", NO_PORT)
 """Results that only the dialling node itself can have caused."""
 LOST = ("filtered", "unreachable", "no route")
 """Results that a link which is down, or another interface, can cause too."""
@@ -329,6 +340,7 @@ def unreached(summary: str, way: Way, result: str) -> Verdict:
         "unreachable": wall + "; if there is no such rule, see that ping gets through",
         "no route": f"see `ip route get {address}`, and add the route",
         "not permitted": f"nft list ruleset (or iptables -S), and let TCP port {port} out",
+        NO_PORT: MORE_PORTS,
     }
     proxied = f"take TCP port {port} out of the proxy or mesh, or name another one: launch.port"
     return fail(

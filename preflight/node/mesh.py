@@ -23,6 +23,7 @@ from preflight.node.ports import (
     ECHO_S,
     FILTERED,
     FOREIGN,
+    NO_PORT,
     OK,
     RESULTS,
     SILENT,
@@ -241,6 +242,7 @@ WORDS = {
     "no route": "no route to that network",
     "reset": "connected, then reset",
     "not permitted": "this node's own firewall forbids it",
+    NO_PORT: "this node has no port free to connect from, of net.ipv4.ip_local_port_range",
     SILENT: "accepted, but our listener never answered, as behind a proxy or service mesh",
     FOREIGN: "accepted by something that is not our listener, as by a proxy or service mesh",
 }

@@ -31,6 +31,12 @@ BEGIN = 16
 """Bytes that are kept of what a stranger says: enough to tell what it is, too few for a secret."""
 CLIENTS = 1024
 """Connections that a listener holds at once; more are turned away."""
+NO_PORT = "no free port"
+MORE_PORTS = (
+    "see what has so many: ss -tan; or widen the range:"
+    " sysctl -w net.ipv4.ip_local_port_range='32768 60999'"
+)
+"""What to do then."""
 RESULTS = {
     errno.ECONNREFUSED: "refused",
     errno.EHOSTUNREACH: "unreachable",
@@ -39,6 +45,8 @@ RESULTS = {
     errno.EPIPE: "reset",
     errno.EACCES: "not permitted",
     errno.EPERM: "not permitted",
+    errno.EADDRNOTAVAIL: NO_PORT,
+    errno.EAGAIN: NO_PORT,  # of a datagram's socket
 }
 SILENT, FOREIGN, FILTERED, OK = "silent", "foreign", "filtered", "ok"
 

@@ -1,0 +1,122 @@
+"""What is odd about a cluster and does no harm: no failure, no warning, nothing unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cluster.blame import causes, results, summary
+from tests.cluster.testbed import Testbed
+
+SECOND = "10.99.0"
+DISABLED = [f"/proc/sys/net/ipv6/conf/{which}/disable_ipv6" for which in ("all", "default")]
+FIREWALL = """
+table inet filter {{
+    set peers {{ type ipv4_addr; flags interval; elements = {{ {peers} }}; }}
+    chain raw {{
+        type filter hook prerouting priority raw
+        udp dport 8472 notrack
+    }}
+    chain input {{
+        type filter hook input priority filter; policy drop
+        ct state vmap {{ established : accept, related : accept, invalid : drop }}
+        iif lo accept
+        meta l4proto {{ icmp, ipv6-icmp }} accept
+        tcp dport 22 ct state new accept
+        ip saddr @peers tcp dport {{ 29500, 32768-60999 }} ct state new accept
+        ip saddr @peers udp dport 32768-60999 accept
+        limit rate 3/second log prefix "drop "
+    }}
+    chain forward {{
+        type filter hook forward priority filter; policy drop
+    }}
+}}
+"""
+
+
+def healthy(bed: Testbed, *args: str, **overrides: Any) -> dict[str, Any]:
+    """Return the report of a run, as root, in which nothing is wrong."""
+    for node in bed.names:
+        bed.allow_sudo(node)
+    inventory = bed.inventory(ssh={"become": "sudo"}, **overrides)
+    done, report = bed.report("run", str(inventory), *args)
+    assert results(report, "fail", "warn", "unknown") == []
+    assert (causes(report), report["verdict"], done.returncode) == ([], "ready", 0)
+    return report
+
+
+def ip(bed: Testbed, node: str, *lines: str) -> None:
+    """Run commands of ip on a node; each device that they add goes again."""
+    for line in lines:
+        words = line.split()
+        if words[:2] in (["link", "add"], ["tuntap", "add"]):
+            bed._undo(bed.run, node, "ip", "link", "del", words[2])
+        elif words[:2] == ["addr", "add"] and words[-1] in ("eth0", "lo"):
+            bed._undo(bed.run, node, "ip", "addr", "del", *words[2:])
+    bed.machines[node].run("ip", "-batch", "-", stdin="\n".join(lines))
+
+
+def disable_ipv6(bed: Testbed, node: str) -> None:
+    """Take IPv6 off a node, as an admin does by sysctl."""
+    for path in DISABLED:
+        bed._undo(bed.run, node, "sh", "-c", f"echo 0 > {path}")
+        bed.run(node, "sh", "-c", f"echo 1 > {path}")
+
+
+def firewall(bed: Testbed, node: str) -> None:
+    """Let in what the other nodes need, and nothing else."""
+    peers = [machine.address for machine in bed.machines.values()]
+    bed.nft(node, FIREWALL.format(peers=", ".join([*peers, f"{SECOND}.0/24"])))
+
+
+def docker(bed: Testbed, node: str) -> None:
+    """Install a container runtime: its bridge has the same address on every node."""
+    ip(bed, node, "link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0")
+    bed.run(node, "ip", "link", "set", "docker0", "up")
+
+
+def test_all_at_once(bed: Testbed) -> None:
+    """Here NCCL chooses among all that is up and has a carrier."""
+    for number, node in enumerate(bed.names, 1):
+        docker(bed, node)
+        disable_ipv6(bed, node)
+        bed.add_interface(node, "odd0", SECOND)
+        firewall(bed, node)
+        ip(
+            bed,
+            node,
+            f"addr add 10.255.0.{number}/32 dev lo",
+            "addr add 10.255.255.255/32 dev lo",
+            f"addr add 192.168.7.{number}/24 dev eth0",
+            "link add odd1 type veth peer name odd2",
+            f"addr add 192.168.8.{number}/24 dev odd1",
+            "link add odd3 type vxlan id 4 dev eth0 dstport 8472",
+            f"addr add 10.244.{number}.0/32 dev odd3",
+            "tuntap add odd4 mode tun",
+            f"addr add 10.8.0.{number}/24 dev odd4",
+            "link set odd4 up",
+        )
+        bed.second_address(node)
+    report = healthy(bed)
+    first, second, third, last = bed.names
+    said = summary(report, "network.route", first)
+    assert said == f"goes to {second}, {third}, {last} by eth0, odd0"
+
+
+def test_what_is_odd_and_not_chosen(bed: Testbed) -> None:
+    one, two, *_ = bed.names
+    disable_ipv6(bed, two)
+    for number, node in enumerate(bed.names, 1):
+        bed.container_bridge(node, "oddb")
+        if node == one:
+            continue
+        ip(
+            bed,
+            node,
+            "link add odd5 type vxlan id 5 dev eth0 dstport 4789",
+            f"addr add 10.245.{number}.0/32 dev odd5",
+            "link set odd5 up",
+        )
+    hosts = "".join(f"{m.address} {name}\n" for name, m in bed.machines.items() if name != one)
+    bed.change_file(one, "/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {one}\n{hosts}")
+    env = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
+    healthy(bed, launch={"env": env})
