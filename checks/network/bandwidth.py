@@ -2,12 +2,12 @@
 
 Why: every collective waits for the slowest path. A cable that loses packets, a rate limit, a link
     that fell back, an oversubscribed switch port: all ports are open, and training is slow.
-Facts: address (of the node on the data plane), link_gbps (speed of one link there; 0 if it is not
-    told, or not to be relied on: of virtual interfaces, and in virtual machines), occupants (of
-    GPUs: then nothing is sent), drawn (by other node, what came from it: gbps; busy, how much of
-    the CPU that it could use the sender and the receiver wanted), counted (by link: what its
-    counters grew by meanwhile; see network.errors). Nodes go in rounds of disjoint
-    pairs, first one way, then the other; what looks slow is tried once more, and the better of both
+Facts: address and subnet (of the node on the data plane), link_gbps (speed of one link there; 0 if
+    it is not told, or not to be relied on: of virtual interfaces, and in virtual machines),
+    occupants (of GPUs: then nothing is sent), drawn (by other node, what came from it: gbps; busy,
+    how much of the CPU that it could use the sender and the receiver wanted), counted (by link:
+    what its counters grew by meanwhile; see network.errors). Nodes go in rounds of disjoint pairs,
+    first one way, then the other; what looks slow is tried once more, and the better of both
     counts. Above 64 nodes a sample: each one meets eight others.
 Source: 8 TCP streams of preflight's own between listeners with a secret, 0.35 s each way after
     0.15 s at which they come to speed; the receiver counts (recv(2), MSG_TRUNC). /proc/stat,
@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import time
 from statistics import median
-from typing import Any, Iterable, Mapping, Sequence, TypedDict
+from typing import Any, Iterable, Mapping, Sequence
 
 from preflight.api import (
     Check,
@@ -41,6 +41,7 @@ from preflight.api import (
     unknown,
     warn,
 )
+from preflight.node.choice import subnet_of
 from preflight.node.counters import (
     FEW,
     RATIO,
@@ -63,6 +64,7 @@ from preflight.node.nvml import Occupant, occupants
 from preflight.node.pairs import (
     Culprit,
     Pair,
+    Placed,
     about,
     between,
     blame,
@@ -73,6 +75,7 @@ from preflight.node.pairs import (
 )
 from preflight.node.ports import ECHO_S
 from preflight.node.streams import (
+    BUSY,
     CONNECT_S,
     MEASURE_S,
     STREAMS,
@@ -86,9 +89,6 @@ SLOWER = 2
 """Times slower than usual: dlrover's limit of a straggler."""
 LINK_SHARE = 0.6
 """Of the link's speed; see Source."""
-BUSY = 0.7
-"""Share of the CPU from which an end may be what limits: our own choice. Loopback, which has no
-other limit, shows 0.87 and more."""
 AGAIN = 6
 """Rounds in which slow pairs are tried once more: enough to tell a moment's noise from a fault."""
 SWEEP_S = 100.0
@@ -97,7 +97,7 @@ DRAW_S = CONNECT_S + 3 * ECHO_S + WARM_S + MEASURE_S + 1
 INSTRUMENT = f"measured with {STREAMS} TCP streams of preflight's own, {MEASURE_S:g} s each way"
 
 
-class Mesh(TypedDict):
+class Mesh(Placed):
     address: str
     link_gbps: float
     occupants: list[Occupant]
@@ -134,7 +134,9 @@ def load(fleet: Fleet, facts: dict[str, Mesh], free: Sequence[str], want: Want) 
 def begun(reply: Reply) -> Mesh:
     if reply.problem:
         why = message(reply)
-        return Mesh(address="", link_gbps=0.0, occupants=[], drawn={}, counted={}, problem=why)
+        return Mesh(
+            address="", subnet="", link_gbps=0.0, occupants=[], drawn={}, counted={}, problem=why
+        )
     found: Mesh = reply.value
     return found
 
@@ -181,6 +183,7 @@ def look(node: Node, launch: Mapping[str, Any]) -> Mesh:
     address = meeting_address(network)
     return Mesh(
         address=address,
+        subnet=subnet_of(network, address),
         link_gbps=0.0 if is_virtual(node) else link_gbps(network, address),
         occupants=occupants(node),
         drawn={},
@@ -231,7 +234,7 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
     right = f"{usual:.3g} Gb/s is usual" if asked is None else f"{asked:g} Gb/s is expected"
     good = {pair: one["gbps"] >= floor(rates, want) for pair, one in rates.items()}
     tried = {pair: fast for pair, fast in good.items() if fast or not is_bound(rates[pair])}
-    rows = stricken(blame(tried), list(facts))
+    rows = stricken(blame(tried, facts), list(facts))
     return {
         node: idle(facts, node)
         or (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import stat
 import sys
@@ -44,6 +45,13 @@ hostfile_in = click.option(
     metavar="FILE",
     help="The nodes of a host file: one a line, or as MPI and DeepSpeed have them.",
 )
+
+
+def number(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """Refuse what is no number, which is in every range."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a valid number", ctx, param)
+    return value
 
 
 def loaded(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,13 +21,6 @@ from preflight.transport.loopback import LocalTransport
 from preflight.transport.ssh import SshTransport
 
 PORT = re.compile(r":\d+$")
-
-
-def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """Refuse what is no number, which is in every range."""
-    if math.isnan(value):
-        raise click.BadParameter("nan is not a valid number", ctx, param)
-    return value
 
 
 @click.command(name="run")
@@ -68,7 +60,7 @@ def number(ctx: click.Context, param: click.Parameter, value: float) -> float:
 @click.option(
     "--deadline",
     type=click.FloatRange(1, 86400),
-    callback=number,
+    callback=options.number,
     default=300,
     show_default=True,
     metavar="SECONDS",

@@ -29,6 +29,9 @@ CONNECT_S = 2.0
 """A second SYN goes out after 1 s."""
 POUR_S = 10.0
 """A stream ends by then, whoever has gone away."""
+BUSY = 0.7
+"""Share of the CPU from which an end may be what limits: our own choice. Loopback, which has no
+other limit, shows 0.87 and more."""
 STALL_S = 0.1
 """A reader looks at the clock again by then."""
 CONNECTIONS = 64

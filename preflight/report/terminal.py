@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -36,10 +36,15 @@ def show(
     report: Report, color: bool, verbose: bool, manuals: Mapping[str, Manual], today: dt.date
 ) -> None:
     """Print it; `manuals` by check id say why a check matters."""
+    put(lambda width, encoding: render(report, width, verbose, manuals, today, encoding), color)
+
+
+def put(drawn: Callable[[int, str], Text], color: bool) -> None:
+    """Print what is drawn for the width and encoding of standard output."""
     # Asks for the width of standard output alone, and takes 80 where that is no terminal.
     width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     console = Console(color_system="auto" if color else None, highlight=False)
-    text = render(report, width, verbose, manuals, today, console.encoding)
+    text = drawn(width, console.encoding)
     # Not printed by rich: it exits with the code of `not ready` when the reader goes away.
     with console.capture() as capture:
         console.print(text, soft_wrap=True)

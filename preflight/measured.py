@@ -1,0 +1,154 @@
+"""Bandwidth and latency that a run has measured, out of its report.
+
+Several checks can tell them. What a collective had counts before what TCP has: it is what training
+does. Of all paths the slowest one counts, since every collective waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Annotated, NamedTuple, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from preflight.errors import ConfigError
+from preflight.node.streams import BUSY
+from preflight.report.model import Report
+from preflight.wording import first_problem
+
+ALL_REDUCE, STREAMS, TRIPS = "collective.all_reduce", "network.bandwidth", "network.latency"
+M = TypeVar("M", bound=BaseModel)
+
+
+class Bandwidth(NamedTuple):
+    """What the network carries."""
+
+    gbps: float
+    is_bus: bool
+    """Of an all_reduce over all GPUs, inside nodes and between them."""
+    instrument: str
+
+
+class Latency(NamedTuple):
+    """What a message takes, one way."""
+
+    us: float
+    instrument: str
+
+
+class Size(BaseModel):
+    """What an all_reduce of one size had."""
+
+    bytes: Annotated[int, Field(gt=0)]
+    busbw_gbs: Annotated[float, Field(gt=0)]
+
+
+class AllReduce(BaseModel):
+    """Of the facts of collective.all_reduce: what is used here."""
+
+    engine: str
+    sizes: list[Size] = []
+
+
+class Drawn(BaseModel):
+    """Of what came from one other node."""
+
+    gbps: Annotated[float, Field(ge=0)]
+    busy: Annotated[list[float], Field(min_length=1)]
+    error: str
+
+
+class Streams(BaseModel):
+    """Of the facts of network.bandwidth."""
+
+    drawn: dict[str, Drawn]
+
+
+class Talk(BaseModel):
+    """Of round trips to one other node: least, median and 99th percentile."""
+
+    times_us: list[Annotated[float, Field(ge=0)]]
+
+
+class Talks(BaseModel):
+    """Of the facts of network.latency."""
+
+    trips: dict[str, Talk]
+
+
+def bandwidth(report: Report, path: Path) -> Bandwidth | None:
+    """Return what the network carries, by the best instrument that has told.
+
+    Raises:
+        ConfigError: the facts are not what such a check gives, or a path carries nothing.
+    """
+    return by_all_reduce(report, path) or by_streams(report, path)
+
+
+def by_all_reduce(report: Report, path: Path) -> Bandwidth | None:
+    """Return the bus bandwidth of the largest size, at which latency counts least."""
+    told = {node: fact for node, fact in facts(report, path, ALL_REDUCE, AllReduce) if fact.sizes}
+    if not told:
+        return None
+    found = [max(fact.sizes, key=lambda size: size.bytes) for fact in told.values()]
+    least, engine = min(size.busbw_gbs for size in found), next(iter(told.values())).engine
+    words = f"busbw {least:.3g} GB/s of an all_reduce by {engine} ({ALL_REDUCE})"
+    return Bandwidth(8 * least, True, words)
+
+
+def by_streams(report: Report, path: Path) -> Bandwidth | None:
+    """Return the slowest path between two nodes, by TCP."""
+    paths = {
+        (source, node): one
+        for node, fact in facts(report, path, STREAMS, Streams)
+        for source, one in fact.drawn.items()
+        if not one.error
+    }
+    if not paths:
+        return None
+    (a, b), slowest = min(paths.items(), key=lambda item: item[1].gbps)
+    if not slowest.gbps:
+        raise ConfigError(
+            f"{path}: {STREAMS}: nothing came through from {a!r} to {b!r}; mend that, and run again"
+        )
+    usual = median(one.gbps for one in paths.values())
+    words = f"TCP of the slowest of {len(paths)} paths, {a} to {b}, usual {usual:.3g} ({STREAMS})"
+    if max(slowest.busy) >= BUSY:
+        words += "; a CPU is what limits, the network may carry more"
+    return Bandwidth(slowest.gbps, False, words)
+
+
+def latency(report: Report, path: Path) -> Latency | None:
+    """Return half of the slowest usual round trip between two nodes.
+
+    Raises:
+        ConfigError: the facts are not what such a check gives.
+    """
+    trips = {
+        (node, other): talk.times_us[1]
+        for node, fact in facts(report, path, TRIPS, Talks)
+        for other, talk in fact.trips.items()
+        if len(talk.times_us) > 1
+    }
+    if not trips:
+        return None
+    (a, b), slowest = max(trips.items(), key=lambda item: item[1])
+    return Latency(slowest / 2, f"half the round trip of {a} to {b}, the slowest ({TRIPS})")
+
+
+def facts(report: Report, path: Path, check: str, kind: type[M]) -> Iterator[tuple[str, M]]:
+    """Yield what a check has found, by node.
+
+    Raises:
+        ConfigError: it is not what such a check gives.
+    """
+    by_node: Mapping[str, Mapping[str, object]] = report.facts.get(check, {})
+    for node, fact in by_node.items():
+        if "value" in fact:
+            try:
+                yield node, kind.model_validate(fact["value"])
+            except ValidationError as error:
+                where = ("facts", check, node)
+                raise ConfigError(f"{path}: {first_problem(error, where)}") from error
