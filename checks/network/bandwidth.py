@@ -183,7 +183,7 @@ def look(node: Node, launch: Mapping[str, Any]) -> Mesh:
     address = meeting_address(network)
     return Mesh(
         address=address,
-        subnet=subnet_of(network, address),
+        subnet=subnet_of(node, address),
         link_gbps=0.0 if is_virtual(node) else link_gbps(network, address),
         occupants=occupants(node),
         drawn={},

@@ -3,10 +3,10 @@
 Why: only the rendezvous is on a port that is known before. NCCL, Gloo and torch then listen on
     ports that the kernel picks; a firewall that lets through the rendezvous alone leaves the ranks
     connected to the master, and hanging in the first collective.
-Facts: address (of the node on the data plane), ports (two that the kernel gave our listeners),
-    answers (by other node and port: what came of dialling it, which ICMP message turned it away
-    and whose). A dial is well when our listener answers a secret with another one. Above 64 nodes a
-    sample: each one meets at least eight others and the master.
+Facts: address and subnet (of the node on the data plane), ports (two that the kernel gave our
+    listeners), answers (by other node and port: what came of dialling it, which ICMP message turned
+    it away and whose). A dial is well when our listener answers a secret with another one. Above 64
+    nodes a sample: each one meets at least eight others and the master.
 Source: bind(2), connect(2), ip(7) IP_RECVERR; ports of net.ipv4.ip_local_port_range.
 Fix: let all TCP ports through between the nodes, or net.ipv4.ip_local_port_range of all nodes.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Any, Mapping, TypedDict
+from typing import Any, Mapping
 
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown
 from preflight.node.launch import wanted
@@ -24,6 +24,7 @@ from preflight.node.pairs import (
     ALL_UP_TO,
     Culprit,
     Pair,
+    Placed,
     about,
     blame,
     partners,
@@ -49,7 +50,7 @@ LOW, HIGH = 32768, 60999
 """Linux's own range; a node's may be another one."""
 
 
-class Mesh(TypedDict):
+class Mesh(Placed):
     address: str
     ports: list[int]
     answers: dict[str, list[Answer]]
@@ -57,9 +58,15 @@ class Mesh(TypedDict):
 
 
 def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
-    known, problems = addresses(fleet, want)
+    known, subnets, problems = addresses(fleet, want)
     facts = {
-        node: Mesh(address=known.get(node, ""), ports=[], answers={}, problem="")
+        node: Mesh(
+            address=known.get(node, ""),
+            subnet=subnets.get(node, ""),
+            ports=[],
+            answers={},
+            problem="",
+        )
         for node in fleet.nodes
     }
     for node, why in problems.items():
@@ -101,7 +108,7 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
         for b, got in fact["answers"].items()
         if got
     }
-    rows = stricken(blame(tried), list(facts))
+    rows = stricken(blame(tried, facts), list(facts))
     return {node: of_node(node, facts, rows, tried) for node in facts}
 
 

@@ -3,12 +3,12 @@
 Why: every collective waits for the slowest round trip, many times a step. A node in another site
     or behind a slow tunnel holds back all. A link that loses one packet in a hundred stalls nearly
     every collective until TCP's timer sends it again, 200 ms later.
-Facts: address (of the node on the data plane), trips (to other nodes: times_us, least, median and
-    p99; sent, arrived and heard, up to the last reply, which tell what was lost there and what on
-    the way back; missing, all replies that did not come; by: udp, or tcp where UDP is filtered,
-    which tells no losses), losses (the same of 200 datagrams, where a first one was lost). Of two
-    nodes one talks to the other, and each to one at a time. Above 64 nodes a sample: each one meets
-    at least eight others and the master.
+Facts: address and subnet (of the node on the data plane), trips (to other nodes: times_us, least,
+    median and p99; sent, arrived and heard, up to the last reply, which tell what was lost there
+    and what on the way back; missing, all replies that did not come; by: udp, or tcp where UDP is
+    filtered, which tells no losses), losses (the same of 200 datagrams, where a first one was
+    lost). Of two nodes one talks to the other, and each to one at a time. Above 64 nodes a sample:
+    each one meets at least eight others and the master.
 Source: UDP echoes of preflight's own, with the kernel's time of arrival (SO_TIMESTAMPNS) at both
     ends, so that it is the network that is timed and not how busy a node is. A round trip is within
     one rack tens of microseconds; 100 km of fibre add 1 ms. TCP carries at most 1.22 x MSS / (round
@@ -22,12 +22,22 @@ from __future__ import annotations
 
 import os
 from statistics import median
-from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
 from preflight.node.mesh import addresses, hold, message
-from preflight.node.pairs import Culprit, Pair, about, between, blame, partners, present, stricken
+from preflight.node.pairs import (
+    Culprit,
+    Pair,
+    Placed,
+    about,
+    between,
+    blame,
+    partners,
+    present,
+    stricken,
+)
 from preflight.node.path import LIMIT_S as GREET_S
 from preflight.node.trips import LIMIT_S, Trips, connects, losses, round_trips
 from preflight.node.udp import echo
@@ -50,7 +60,7 @@ DIALS_LOST = 0.1
 SLOWS = ("network.bandwidth", "collective.all_reduce", "collective.pairs")
 
 
-class Mesh(TypedDict):
+class Mesh(Placed):
     address: str
     trips: dict[str, Trips]
     losses: dict[str, Trips]
@@ -83,9 +93,15 @@ class Lost(NamedTuple):
 
 
 def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
-    known, problems = addresses(fleet, want)
+    known, subnets, problems = addresses(fleet, want)
     facts = {
-        node: Mesh(address=known.get(node, ""), trips={}, losses={}, problem=problems.get(node, ""))
+        node: Mesh(
+            address=known.get(node, ""),
+            subnet=subnets.get(node, ""),
+            trips={},
+            losses={},
+            problem=problems.get(node, ""),
+        )
         for node in fleet.nodes
     }
     if len(want.nodes) == 1:
@@ -187,8 +203,10 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
         return {node: skip("one node alone has no way to another") for node in facts}
     took, lost, nodes = times(facts), lost_packets(facts), list(facts)
     right = usual(took)
-    late = stricken(blame({pair: not is_late(one, right) for pair, one in took.items()}), nodes)
-    gone = stricken(blame({pair: not one.counts for pair, one in lost.items()}), nodes)
+    late = stricken(
+        blame({pair: not is_late(one, right) for pair, one in took.items()}, facts), nodes
+    )
+    gone = stricken(blame({pair: not one.counts for pair, one in lost.items()}, facts), nodes)
     verdicts = {}
     for node, fact in facts.items():
         if fact["problem"]:

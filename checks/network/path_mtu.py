@@ -3,12 +3,12 @@
 Why: equal MTUs of all interfaces say nothing of the switches and tunnels between them. Where those
     take less, small messages pass and large ones are lost without an error: the ranks connect, and
     the first large all_reduce hangs.
-Facts: address (of the node on the data plane), interface and mtu (of it), passages (by other node:
-    result; full, the packet that should pass, which is the smaller MTU of both; passes, the largest
-    that does; who turned larger ones away with which ICMP message). Each direction is tried alone,
-    since replies are short. A size counts as lost when small datagrams beside it were answered six
-    times and it never. Where not even small ones are answered, nothing is known. Above 64 nodes a
-    sample: each one meets at least eight others and the master.
+Facts: address and subnet (of the node on the data plane), interface and mtu (of it), passages (by
+    other node: result; full, the packet that should pass, which is the smaller MTU of both; passes,
+    the largest that does; who turned larger ones away with which ICMP message). Each direction is
+    tried alone, since replies are short. A size counts as lost when small datagrams beside it were
+    answered six times and it never. Where not even small ones are answered, nothing is known. Above
+    64 nodes a sample: each one meets at least eight others and the master.
 Source: UDP with IP_MTU_DISCOVER = IP_PMTUDISC_PROBE and IP_RECVERR (ip(7), ipv6(7)) to echoes of
     preflight's own; RFC 1191, RFC 2923 for black holes. That a router says "fragmentation needed"
     is a warning only, since TCP heeds it.
@@ -20,12 +20,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Mapping, Sequence, TypedDict
+from typing import Mapping, Sequence
 
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
 from preflight.node.mesh import addresses, message
-from preflight.node.pairs import Culprit, Pair, about, between, blame, partners, present, stricken
+from preflight.node.pairs import (
+    Culprit,
+    Pair,
+    Placed,
+    about,
+    between,
+    blame,
+    partners,
+    present,
+    stricken,
+)
 from preflight.node.path import HOLE, LARGEST, LIMIT_S, TOLD, UNFINISHED, Passage, passages
 from preflight.node.ports import FILTERED, OK
 from preflight.node.udp import echo
@@ -42,7 +52,7 @@ than the others explains only that larger ones are: of two nodes the smaller MTU
 LATE = f" in {LIMIT_S:g} s, or answered"
 
 
-class Mesh(TypedDict):
+class Mesh(Placed):
     address: str
     interface: str
     mtu: int
@@ -51,10 +61,11 @@ class Mesh(TypedDict):
 
 
 def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
-    known, problems = addresses(fleet, want)
+    known, subnets, problems = addresses(fleet, want)
     facts = {
         node: Mesh(
             address=known.get(node, ""),
+            subnet=subnets.get(node, ""),
             interface="",
             mtu=0,
             passages={},
@@ -119,9 +130,11 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
     known = {pair: result for pair, result in results.items() if result in ANSWERED}
     asked = {pair: result for pair, result in results.items() if result != UNFINISHED}
     nodes = list(facts)
-    holes = stricken(blame({pair: result != HOLE for pair, result in known.items()}), nodes)
-    small = stricken(blame({pair: result != TOLD for pair, result in known.items()}), nodes)
-    quiet = stricken(blame({pair: result in ANSWERED for pair, result in asked.items()}), nodes)
+    holes = stricken(blame({pair: result != HOLE for pair, result in known.items()}, facts), nodes)
+    small = stricken(blame({pair: result != TOLD for pair, result in known.items()}, facts), nodes)
+    quiet = stricken(
+        blame({pair: result in ANSWERED for pair, result in asked.items()}, facts), nodes
+    )
     verdicts = {}
     for node, fact in facts.items():
         if fact["problem"]:

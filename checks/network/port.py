@@ -6,10 +6,10 @@ Why: rank 0 listens on it and all others dial it. A port that is taken ends the 
 Facts: listener (why our own could not be opened on the node, and who holds the port), dial (what
     came of connecting to the master's, from which address and interface, the master itself
     included), address (the master's on its data plane, else another one), meeting (the same of the
-    master's address that MASTER_ADDR means on the node, if that is another), others (what came of
-    connecting to the listeners of other nodes, above 64 nodes of a sample). A dial counts as ok
-    when our listener answers a secret with another one. Nothing connects to a port that somebody
-    else holds.
+    master's address that MASTER_ADDR means on the node, if that is another), subnet (of the node's
+    own address), others (what came of connecting to the listeners of other nodes, above 64 nodes of
+    a sample). A dial counts as ok when our listener answers a secret with another one. Nothing
+    connects to a port that somebody else holds.
 Source: bind(2), connect(2), getaddrinfo(3), /proc/net/tcp and tcp6; pid and program by psutil where
     permitted; ip(7) IP_RECVERR for the ICMP message.
 Fix: let the port through between the nodes, or name another one: launch.port.
@@ -39,7 +39,7 @@ from preflight.api import (
 from preflight.node.launch import settings, wanted
 from preflight.node.mesh import Answer, addresses, dial_all, hold, in_words, message
 from preflight.node.net import interfaces, meeting_address
-from preflight.node.pairs import blame, partners, present, stricken, told
+from preflight.node.pairs import Placed, blame, partners, present, stricken, told
 from preflight.node.ports import (
     CONNECT_S,
     ECHO_S,
@@ -79,7 +79,7 @@ class Meeting(TypedDict):
     problem: str
 
 
-class Reach(TypedDict):
+class Reach(Placed):
     """What one node shows: the master has a listener; `problem` is why nothing is known."""
 
     master: str
@@ -132,7 +132,9 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Reach]:
 def try_others(fleet: Fleet, want: Want, reach: Mapping[str, Reach]) -> None:
     """See who reaches which other node on the launch port, as if that were the master."""
     master, port = want.launch["master"], want.launch["port"]
-    known, _ = addresses(fleet, want)
+    known, subnets, _ = addresses(fleet, want)
+    for node, subnet in subnets.items():
+        reach[node]["subnet"] = subnet
     secrets = os.urandom(16).hex(), os.urandom(16).hex()
     asked = {node: ([port], *secrets) for node in known if node != master}
     with fleet.start_all(hold, asked) as running:
@@ -244,7 +246,7 @@ def in_its_place(facts: Mapping[str, Reach], master: str, port: int) -> dict[str
         for b, got in fact["others"].items()
         if got
     }
-    for node, culprit in stricken(blame(tried), list(facts)).items():
+    for node, culprit in stricken(blame(tried, facts), list(facts)).items():
         bad = [one for a, b in sorted(culprit.pairs) for one in facts[a]["others"][b]]
         words = usual([in_words(one) for one in bad if one["result"] != OK])
         why = f"{told(culprit, node)} on port {port}: {words}"

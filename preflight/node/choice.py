@@ -201,6 +201,12 @@ def subnet(address: str, mask: str) -> str:
     return str(ipaddress.ip_interface("{}/{}".format(address.split("%")[0], length)).network)
 
 
+def subnet_of(node: Node, address: str) -> str:
+    """Return the subnet of one of the node's addresses, empty where its netmask is not known."""
+    masks = (found[address] for found in addresses_of(node).values() if address in found)
+    return subnet(address, next(masks, ""))
+
+
 def dialled(made: Sequence[Choice]) -> list[str]:
     """Return the addresses that other nodes can be told to dial.
 

@@ -15,9 +15,10 @@ import time
 from typing import Any, Mapping, Sequence, TypedDict
 
 from preflight.api import Fleet, Node, Opened, Reply, Want
+from preflight.node.choice import subnet_of
 from preflight.node.icmp import RECVERR, turned_away
 from preflight.node.launch import wanted
-from preflight.node.net import Network, interfaces, meeting_address
+from preflight.node.net import interfaces, meeting_address
 from preflight.node.ports import (
     CONNECT_S,
     ECHO_S,
@@ -106,6 +107,12 @@ def door(node: Node, port: int, held: Held, besides: int = 0) -> socket.socket |
     held["listeners"].append(Listener(error="", holder=None))
     held["ports"].append(one.getsockname()[1])
     return one
+
+
+def place(node: Node, launch: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the address by which other nodes reach this one, and its subnet."""
+    address = meeting_address(interfaces(node, launch))
+    return address, subnet_of(node, address)
 
 
 def dial_all(
@@ -268,19 +275,19 @@ def briefly(answer: Mapping[str, Any]) -> str:
 # ---- on the controller ---------------------------------------------------------------------
 
 
-def addresses(fleet: Fleet, want: Want) -> tuple[dict[str, str], dict[str, str]]:
-    """Return by node the address by which others reach it, and why a node has none."""
-    asked = fleet.map(interfaces, dict.fromkeys(fleet.nodes, wanted(want)))
-    found: dict[str, str] = {}
+def addresses(fleet: Fleet, want: Want) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Return by node the address by which others reach it, its subnet, and why a node has none."""
+    asked = fleet.map(place, dict.fromkeys(fleet.nodes, wanted(want)))
+    known: dict[str, str] = {}
+    subnets: dict[str, str] = {}
     problems: dict[str, str] = {}
     for node, reply in asked.items():
-        network: Network | None = reply.value
-        address = meeting_address(network) if network else ""
+        address, subnet = reply.value or ("", "")
         if address:
-            found[node] = address
+            known[node], subnets[node] = address, subnet
         else:
             problems[node] = message(reply) or "it has no address that other nodes could use"
-    return found, problems
+    return known, subnets, problems
 
 
 def message(reply: Reply) -> str:

@@ -7,6 +7,7 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import (
     AbstractSet,
     Any,
@@ -16,6 +17,7 @@ from typing import (
     NamedTuple,
     Sequence,
     Tuple,
+    TypedDict,
     TypeVar,
     cast,
 )
@@ -125,9 +127,25 @@ class Culprit(NamedTuple):
     """Who; of a pair or way both ends, of a group its members."""
     pairs: frozenset[Pair]
     """The bad pairs that it explains."""
+    subnet: str = ""
+    """Of a group, the one that all of its members are in and nobody else; empty without one."""
+
+    @property
+    def members(self) -> str:
+        """In words, who they are, and what they have in common."""
+        return some(self.nodes) + (f" (the nodes of {self.subnet})" if self.subnet else "")
 
 
-def blame(tried: Mapping[Pair, bool]) -> list[Culprit]:
+class Placed(TypedDict, total=False):
+    """Where a node is among others."""
+
+    subnet: str
+    """Of its address; empty or left out where the netmask is not known."""
+
+
+def blame(
+    tried: Mapping[Pair, bool], facts: Mapping[str, Placed] = MappingProxyType({})
+) -> list[Culprit]:
     """Return the fewest culprits that explain all bad pairs, that with most pairs first.
 
     Not both ends of one bad pair: whoever is blamed has all of its pairs bad, but for one of ten,
@@ -135,6 +153,7 @@ def blame(tried: Mapping[Pair, bool]) -> list[Culprit]:
 
     Args:
         tried: whether each pair that was tried is good.
+        facts: of all nodes, by which a group of them is named.
     """
     bad = {pair for pair, good in tried.items() if not good}
     left, found = set(bad), []
@@ -142,9 +161,18 @@ def blame(tried: Mapping[Pair, bool]) -> list[Culprit]:
     while left:
         # The first of equals: the least is claimed that will do.
         best = max(candidates, key=lambda one: len(one.pairs & left) - one.against(bad))
-        found.append(Culprit(best.kind, best.nodes, frozenset(best.pairs & left)))
+        subnet = common(best.nodes, facts) if best.kind == "group" else ""
+        found.append(Culprit(best.kind, best.nodes, frozenset(best.pairs & left), subnet))
         left -= best.pairs
     return found
+
+
+def common(nodes: Sequence[str], facts: Mapping[str, Placed]) -> str:
+    """Return the subnet that all of these nodes are in and no other, empty without one."""
+    subnets = {node: fact.get("subnet", "") for node, fact in facts.items()}
+    found = {subnets.get(node, "") for node in nodes}
+    others = {subnet for node, subnet in subnets.items() if node not in nodes}
+    return found.pop() if len(found) == 1 and not found & others else ""
 
 
 class Suspect(NamedTuple):
@@ -219,7 +247,7 @@ def told(culprit: Culprit, node: str, verb: str = "reach") -> str:
         "in": f"the other nodes do not {verb} it",
         "pair": f"it and {some(others)} do not {verb} each other",
         "way": f"it does not {verb} {some(others)}",
-        "group": f"{some(culprit.nodes)} {verb} each other and none of the other nodes",
+        "group": f"{culprit.members} {verb} each other and none of the other nodes",
         "cluster": f"the nodes do not {verb} each other",
     }[culprit.kind]
 
@@ -233,7 +261,7 @@ def between(culprit: Culprit, node: str) -> str:
         "in": "from the other nodes to it",
         "pair": f"between it and {others}",
         "way": f"from it to {others}",
-        "group": f"between {some(culprit.nodes)} and the other nodes",
+        "group": f"between {culprit.members} and the other nodes",
         "cluster": "between the nodes",
     }[culprit.kind]
 

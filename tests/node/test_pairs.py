@@ -11,6 +11,8 @@ from preflight.node.pairs import (
     MEETS,
     Culprit,
     Pair,
+    Placed,
+    between,
     blame,
     disjoint,
     partners,
@@ -82,6 +84,35 @@ def test_two_halves() -> None:
         tried[pair] = False
     (culprit,) = blame(tried)
     assert (culprit.kind, len(culprit.nodes), len(culprit.pairs)) == ("group", 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "of_c", "expected"),
+    [
+        ("10.1.2.0/24", "10.1.2.0/24", "10.1.1.0/24", "a, b (the nodes of 10.1.2.0/24)"),
+        ("10.1.2.0/24", "10.1.2.0/24", "", "a, b (the nodes of 10.1.2.0/24)"),
+        ("10.1.2.0/24", "10.1.2.0/24", "10.1.2.0/24", "a, b"),
+        ("10.1.2.0/24", "10.1.3.0/24", "10.1.1.0/24", "a, b"),
+        ("10.1.2.0/24", "", "10.1.1.0/24", "a, b"),
+        ("", "", "10.1.1.0/24", "a, b"),
+    ],
+)
+def test_a_group_is_named_by_what_it_alone_has(
+    of_a: str, of_b: str, of_c: str, expected: str
+) -> None:
+    tried = mesh(list("abcde"), set())
+    for pair in of("group", ("a", "b"), tried):
+        tried[pair] = False
+    facts = {"a": Placed(subnet=of_a), "b": Placed(subnet=of_b), "c": Placed(subnet=of_c)}
+    (culprit,) = blame(tried, {**facts, "d": Placed(), "e": facts["c"]})
+    assert told(culprit, "a") == f"{expected} reach each other and none of the other nodes"
+    assert between(culprit, "b") == f"between {expected} and the other nodes"
+
+
+def test_what_is_no_group_has_no_name() -> None:
+    tried = mesh(list("abcd"), of("node", ("a",), mesh(list("abcd"), set())))
+    (culprit,) = blame(tried, {"a": Placed(subnet="10.1.2.0/24")})
+    assert (culprit.kind, culprit.subnet) == ("node", "")
 
 
 def test_a_node_that_fails_most_of_the_time() -> None:
