@@ -33,8 +33,8 @@ WORTH = 0.5
 """Of what one node does alone: a node that adds less no longer pays. Our own choice."""
 FACTORS = (2, 4, 8, 16)
 """By how much a network may be faster, or a batch larger, before one asks for something else."""
-MOST_NODES = 1024
-"""That are looked at for where nodes no longer pay."""
+MOST_NODES = 16384
+"""That are asked for, and looked at for where nodes no longer pay: 131,072 GPUs, 8 a node."""
 FEW_NODES = 8
 """Up to here each number of them is shown."""
 HOURS = 24

@@ -20,6 +20,7 @@ HELP = {
     "Before launch": {
         "init": "Write an inventory from host names, a host file, a Slurm job or Ansible.",
         "run": "Say whether the nodes of an inventory can train together, and what is wrong.",
+        "estimate": "Say what synchronising gradients costs, and how many nodes still pay.",
     },
     "At launch": {
         "run": "In a job's prologue: exit code 0 is ready, 1 is not. --require ID to insist.",
