@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypedDict
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from preflight.api import Check, Node, Unobservable, Verdict, Want, ok, some, unknown, warn
-from preflight.node.container import by_hand, called, closed, is_sealed
-from preflight.node.launch import INVENTORY, LONGEST, SHELL, Setting, place_of, wanted
+from preflight.node.container import by_hand
+from preflight.node.launch import Given, given, wanted
 from preflight.node.net import interfaces, meeting_address
-from preflight.node.variables import without_login
 
 GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
 """In the order in which gRPC takes the first that is set."""
@@ -40,41 +39,18 @@ LISTED = 16
 """Nodes that a fix names one by one."""
 
 
-class Proxies(TypedDict):
-    found: dict[str, Setting]
+class Proxies(Given):
     address: str
-    container: str
-    unseen: str
 
 
 def probe(node: Node, launch: Mapping[str, Any]) -> Proxies:
-    container = launch.get("container", {})
-    whose = called(container) if is_sealed(container) and not closed(container) else ""
-    sources: list[tuple[str, Mapping[str, str]]] = [(INVENTORY, launch.get("env", {}))]
-    unseen = ""
-    try:
-        sources.append((whose or SHELL, place_of(node, launch).environ()))
-    except Unobservable as problem:
-        unseen = str(problem)
-    found: dict[str, Setting] = {}
-    for source, environ in sources:
-        for name in VARIABLES:
-            value = environ.get(name)
-            if value is not None:
-                value = without_login(name, value)[:LONGEST]
-                found.setdefault(name, Setting(value=value, source=source))
     # not the container's variables: its engine would be asked once more
     here = {key: launch[key] for key in HERE if key in launch}
     try:
         address = meeting_address(interfaces(node, here))
     except Unobservable:
         address = ""  # names are judged all the same
-    return Proxies(
-        found=found,
-        address=address,
-        container=whose,
-        unseen=unseen,
-    )
+    return Proxies(address=address, **given(node, launch, VARIABLES))
 
 
 # ---- judging -------------------------------------------------------------------------------

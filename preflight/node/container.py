@@ -12,7 +12,7 @@ import signal
 from typing import Any, Collection, Mapping, Protocol
 
 from preflight.api import Account, Node, Ran, Unobservable, some
-from preflight.node.variables import NAMES, PROXIES, SECRETS
+from preflight.node.variables import NAMES, PLANNED, PROXIES, SECRETS
 
 EXEC_ENGINES = ("docker", "podman")
 LIMIT_S = 8
@@ -57,7 +57,7 @@ while IFS=: read -r number name path; do
   done
 done </proc/self/cgroup
 echo ={ENVIRON}
-tr '\000\012' '\012\001' </proc/$$/environ | LC_ALL=C grep -E '^({NAMES}|{PROXIES}|HOME)=' |
+tr '\000\012' '\012\001' </proc/$$/environ | LC_ALL=C grep -E '^({NAMES}|{PLANNED}|{PROXIES}|HOME)=' |
   LC_ALL=C grep -vE '^([^=]*_)?({SECRETS})(_[^=]*)?=' | hide | lines
 file "${{NCCL_CONF_FILE:-$HOME/.nccl.conf}}"
 file /etc/nccl.conf

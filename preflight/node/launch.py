@@ -6,11 +6,11 @@ Sent to nodes: stdlib only, Python 3.8.
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping, TypedDict
+from typing import Any, Mapping, Sequence, TypedDict
 
 from preflight.api import Node, Unobservable, Want
 from preflight.node.container import Place, called, closed, is_sealed, look, see_whose
-from preflight.node.variables import is_taken
+from preflight.node.variables import is_taken, without_login
 
 LONGEST = 512
 """Characters of a value that are kept."""
@@ -35,6 +35,14 @@ class Setting(TypedDict):
 
     value: str
     source: str
+
+
+class Given(TypedDict):
+    """Some variables of the job, by name; of a container and what is not seen, see `Settings`."""
+
+    found: dict[str, Setting]
+    container: str
+    unseen: str
 
 
 class Idle(TypedDict):
@@ -79,6 +87,26 @@ def place_of(node: Node, launch: Mapping[str, Any]) -> Place:
     see_whose(node, container, launch.get("user"))
     env = launch.get("env", {})
     return look(node, container, {CONF_FILE: env[CONF_FILE]} if env.get(CONF_FILE) else {})
+
+
+def given(node: Node, launch: Mapping[str, Any], names: Sequence[str]) -> Given:
+    """Return variables as launch.env has them, or else the place where the job starts."""
+    container = launch.get("container", {})
+    whose = called(container) if is_sealed(container) and not closed(container) else ""
+    sources: list[tuple[str, Mapping[str, str]]] = [(INVENTORY, launch.get("env", {}))]
+    unseen = ""
+    try:
+        sources.append((whose or SHELL, place_of(node, launch).environ()))
+    except Unobservable as problem:
+        unseen = str(problem)
+    found: dict[str, Setting] = {}
+    for source, environ in sources:
+        for name in names:
+            value = environ.get(name)
+            if value is not None:
+                value = without_login(name, value)[:LONGEST]
+                found.setdefault(name, Setting(value=value, source=source))
+    return Given(found=found, container=whose, unseen=unseen)
 
 
 def settings(node: Node, launch: Mapping[str, Any]) -> Settings:

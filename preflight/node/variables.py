@@ -13,6 +13,13 @@ SECRETS = "KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?"
 """Words of a name that tell of a secret. As NAMES, an expression for grep -E too."""
 PROXIES = "(no_)?(http|https|all|grpc)_proxy|no_proxy|(HTTP|HTTPS|ALL|NO)_PROXY"
 """Those that say by which proxy clients go, and what goes past it."""
+PLAN = (
+    *("RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES"),
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+)
+"""Those that say which ranks a node has, and which of its GPUs they see."""
+PLANNED = "|".join(PLAN)
 LOGIN, HIDDEN = re.compile(r"([A-Za-z0-9+.-]+://)?.*@", re.S), "(hidden)"
 TAKEN, SECRET = re.compile(NAMES), re.compile(f"(^|_)({SECRETS})(_|$)")
 
