@@ -57,7 +57,8 @@ while IFS=: read -r number name path; do
   done
 done </proc/self/cgroup
 echo ={ENVIRON}
-tr '\000\012' '\012\001' </proc/$$/environ | LC_ALL=C grep -E '^({NAMES}|{PLANNED}|{PROXIES}|HOME)=' |
+tr '\000\012' '\012\001' </proc/$$/environ |
+  LC_ALL=C grep -E '^({NAMES}|{PLANNED}|{PROXIES}|HOME)=' |
   LC_ALL=C grep -vE '^([^=]*_)?({SECRETS})(_[^=]*)?=' | hide | lines
 file "${{NCCL_CONF_FILE:-$HOME/.nccl.conf}}"
 file /etc/nccl.conf
