@@ -56,7 +56,7 @@ class Drawn(BaseModel):
     """Of what came from one other node."""
 
     gbps: Annotated[float, Field(ge=0)]
-    busy: Annotated[list[float], Field(min_length=1)]
+    busy: list[float]
     error: str
 
 
@@ -115,7 +115,7 @@ def by_streams(report: Report, path: Path) -> Bandwidth | None:
         )
     usual = median(one.gbps for one in paths.values())
     words = f"TCP of the slowest of {len(paths)} paths, {a} to {b}, usual {usual:.3g} ({STREAMS})"
-    if max(slowest.busy) >= BUSY:
+    if max(slowest.busy, default=0.0) >= BUSY:
         words += "; a CPU is what limits, the network may carry more"
     return Bandwidth(slowest.gbps, False, words)
 

@@ -185,7 +185,7 @@ def step(page: Page, estimate: Estimate, job: Job) -> None:
 
 def scaling(page: Page, estimate: Estimate, job: Job) -> None:
     """Write what comes of more nodes."""
-    rows = [["nodes", "sync", "step", "communication", "efficiency", "speed-up"]]
+    rows = [["nodes", "sync", "step", "comm.", "efficiency", "speed-up"]]
     rows[0] += ["days"] * (estimate.days is not None) + ["cost"] * (estimate.hourly is not None)
     for count in sizes(estimate.nodes):
         one = job.at(count)
@@ -223,7 +223,7 @@ def advice(page: Page, ways: Sequence[Remedy]) -> None:
     if not ways:
         return
     page.title(f"More than {percent(MUCH)} is communication. What would help, each alone:")
-    rows = [["", "step", "communication", "as fast"]]
+    rows = [["", "step", "comm.", "as fast"]]
     rows += [
         [
             in_words(one),
