@@ -50,8 +50,9 @@ is met, while a single port that is closed, as a database's, is so only once in 
 SHOWN = 4
 """Rules that are not understood, in the details."""
 COLLECTIVE = ("collective.all_reduce", "collective.pairs")
-MESHES = ("network.ephemeral", "network.path_mtu", "network.latency", "network.bandwidth")
-"""Checks whose own listeners are on ports that the kernel picks."""
+EPHEMERAL = "network.ephemeral"
+"""Fails where ports are closed that the kernel picks; others that use such ports tell nothing then:
+that no packet comes through is neither a loss of large ones nor of some."""
 LISTED = {
     "nft": "nft -a list ruleset",
     FIREWALLD: "firewall-cmd --list-all-zones",
@@ -202,7 +203,7 @@ def failure(
         reproduce=LISTED.get(first.place.writer, f"{first.place.writer} -S"),
         explains=(
             *COLLECTIVE,
-            *(MESHES if high else ()),
+            *((EPHEMERAL,) if high else ()),
             *(("network.port",) if launch else ()),
         ),
     )
@@ -296,5 +297,5 @@ CHECK = Check(
     compare=compare,
     level="standard",
     needs_root=True,
-    explains=(*MESHES, "network.port", *COLLECTIVE),
+    explains=(EPHEMERAL, "network.port", *COLLECTIVE),
 )

@@ -43,7 +43,7 @@ from preflight.node.udp import echo
 ANSWERED = (OK, HOLE, TOLD)
 """Results of pairs of which the path's MTU is known."""
 LESS_THAN_MTU = (
-    *("network.names", "network.interface", "network.route", "network.firewall"),
+    *("network.names", "network.interface", "network.route"),
     *("network.link", "network.errors"),
 )
 """Checks that can explain that packets of the usual MTU are lost. That an interface has another MTU
