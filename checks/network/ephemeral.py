@@ -32,15 +32,20 @@ from preflight.node.pairs import (
     stricken,
     told,
 )
-from preflight.node.ports import CONNECT_S, ECHO_S, MORE_PORTS, NO_PORT, OK
+from preflight.node.ports import CONNECT_S, ECHO_S, MORE_PORTS, NO_PORT, OK, SILENT
 
 PORTS = 2
 """Of each node: one could be a port that happens to be let through."""
 DIAL_S = 3 * (CONNECT_S + ECHO_S) + 5
 """For all dials of a node: 128 are under way at once, of which all may be silent."""
 FIREWALL = "network.firewall"
-LOST = ("filtered", "unreachable", "no route")
-"""Results that a link which is down can cause too."""
+"""What can explain that our listeners are not reached."""
+EXPLAINED: Mapping[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("filtered", "unreachable", "no route")),
+    SILENT: (FIREWALL, "network.latency"),
+    NO_PORT: (),
+}
+"""Some results have other reasons: a link that is down, or answers that are lost."""
 FIX = (
     "let TCP ports {low} to {high} (net.ipv4.ip_local_port_range) through between the nodes: see"
     " nft list ruleset, or iptables -S; where network.firewall (as root) finds no such rule on"
@@ -160,7 +165,7 @@ def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
         expected=OK,
         fix=MORE_PORTS if result == NO_PORT else FIX.format(low=LOW, high=HIGH),
         reproduce=f"on {a}: nc -vz -w 3 {address} {port}, while on {b}: nc -l {port}",
-        explained_by=None if result in LOST else () if result == NO_PORT else (FIREWALL,),
+        explained_by=EXPLAINED.get(result, (FIREWALL,)),
         **about(culprit, node, len(facts)),
     )
 

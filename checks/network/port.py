@@ -46,6 +46,7 @@ from preflight.node.ports import (
     MORE_PORTS,
     NO_PORT,
     OK,
+    SILENT,
     Dial,
     Listener,
     dial,
@@ -60,10 +61,13 @@ MESH_S = DIAL_S
 NONE: Mapping[str, Any] = {"ports": ()}
 OWN_FAULT = ("not permitted", NO_PORT)
 """Results that only the dialling node itself can have caused."""
-LOST = ("filtered", "unreachable", "no route")
-"""Results that a link which is down, or another interface, can cause too."""
 ELSEWHERE = ("network.firewall", "network.ephemeral")
 """What can explain all others: the same wall or proxy before all ports."""
+EXPLAINED: Mapping[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("filtered", "unreachable", "no route")),
+    SILENT: (*ELSEWHERE, "network.latency"),
+}
+"""Some have more reasons: a link that is down or another interface; or answers that are lost."""
 BEYOND = (
     "; where network.firewall (as root) finds no such rule on either node, see the security group"
     " of the cloud or the ACLs of the switches"
@@ -157,7 +161,7 @@ def met(address: str, reply: Reply) -> Meeting:
 def meetings(fleet: Fleet, want: Want, network: Reply, address: str) -> dict[str, str]:
     """Return by node the master's address that MASTER_ADDR means there, where it is another one.
 
-    What is no address of the master is launch.env's affair: a stranger's port is not dialled.
+    What is no address of the master is launch.plan's affair: a stranger's port is not dialled.
     """
     found = network.value["interfaces"] if network.value else ()
     own = {there for one in found for there in one["addresses"]}
@@ -352,7 +356,7 @@ def unreached(summary: str, way: Way, result: str) -> Verdict:
         fix=fixes.get(result, proxied),
         reproduce=f"nc -vz -w 3 {address} {port}, while `nc -l {port}` runs on {master}",
         # the data plane's state says nothing of the way by MASTER_ADDR
-        explained_by=() if way.name else None if result in LOST else ELSEWHERE,
+        explained_by=() if way.name else EXPLAINED.get(result, ELSEWHERE),
     )
 
 

@@ -6,6 +6,7 @@ from tests.cluster.firewalls import Firewalls
 from tests.cluster.machine import execute
 from tests.cluster.network_faults import LISTENER, PYTHON
 from tests.cluster.nodes import PORT
+from tests.cluster.subnets import Subnets
 
 PROXY = 15001
 """As of Istio's sidecar."""
@@ -24,7 +25,7 @@ while True:
 """
 
 
-class Walls(Firewalls):
+class Walls(Firewalls, Subnets):
     """What can be put between the nodes, or on their ports."""
 
     def nft(self, node: str, rules: str) -> None:
