@@ -181,12 +181,13 @@ def answer(given: Mapping[str, Any]) -> Estimate:
         given["nvlink"],
         given["compression"],
     )
+    nodes = given["nodes"] or (len(report.nodes) if report else NODES)
+    how = given["accumulation"], given["overlap"]
     return Estimate(
         gradients,
-        given["nodes"] or (len(report.nodes) if report else NODES),
-        step_time and Job(gradients, step_time, given["accumulation"], given["overlap"])
-        if (step_time := given["step_time"])
-        else None,
+        nodes,
+        Job(gradients, given["step_time"], *how) if given["step_time"] else None,
+        estimate.least_step(gradients.sync(nodes).seconds, *how),
         (bandwidth.instrument, latency.instrument),
         given["days"],
         given["cost"],

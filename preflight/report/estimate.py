@@ -19,7 +19,6 @@ from preflight.estimate import (
     Job,
     Remedy,
     Step,
-    least_step,
     money,
     remedies,
     sizes,
@@ -47,6 +46,8 @@ class Estimate:
     nodes: int
     job: Job | None
     """None if nobody said how long a step computes."""
+    least_step_s: float
+    """That a step must compute so that communication is not much."""
     sources: tuple[str, str]
     """Where bandwidth and latency are from."""
     days: float | None = None
@@ -70,7 +71,7 @@ class Estimate:
                 **sync._asdict(),
                 "hierarchical": gradients.is_hierarchical,
             },
-            "least_step_s": self.least_step(),
+            "least_step_s": self.least_step_s,
         }
         if job:
             found |= {
@@ -98,15 +99,6 @@ class Estimate:
         cost = money(days or 0.0, step.nodes, self.hourly or 0.0) if known else None
         return {**step._asdict(), "days": days, "cost": cost}
 
-    def least_step(self) -> float:
-        """Return the seconds that a step must compute so that communication is not much."""
-        seconds = self.gradients.sync(self.nodes).seconds
-        return (
-            least_step(seconds, self.job.accumulation, self.job.overlap)
-            if self.job
-            else (least_step(seconds))
-        )
-
 
 def render(estimate: Estimate, width: int, encoding: str = "utf-8") -> Text:
     """Return the estimate's lines."""
@@ -118,7 +110,7 @@ def render(estimate: Estimate, width: int, encoding: str = "utf-8") -> Text:
         page.blank()
         page.wrap(
             f"Communication stays below {percent(MUCH)} of the time where a step computes for"
-            f" {duration(estimate.least_step())} or more; --step-time tells the rest.",
+            f" {duration(estimate.least_step_s)} or more; --step-time tells the rest.",
             indent=0,
         )
         return page.text()

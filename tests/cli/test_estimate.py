@@ -108,6 +108,15 @@ def test_7b_in_fp16_are_14_gb(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Communication stays below 30 % of the time where a step computes for 4.36 s" in shown
 
 
+def test_without_a_step_the_least_one_is_told(tmp_path: Path) -> None:
+    asked = ("--parameters", "7B", "--latency", 0)
+    alone = told(tmp_path, *asked)
+    assert alone["least_step_s"] == pytest.approx(alone["synchronisation"]["seconds"] * 7 / 3)
+    four = told(tmp_path, *asked, "--accumulation", 4)
+    assert four["least_step_s"] == pytest.approx(alone["least_step_s"] / 4)
+    assert told(tmp_path, *asked, "--overlap")["least_step_s"] < alone["least_step_s"]
+
+
 @pytest.mark.parametrize(
     ("written", "count"),
     [("7e9", 7e9), ("7B", 7e9), ("70b", 70e9), ("350M", 350e6), ("1.5T", 1.5e12), ("8_000", 8e3)],
