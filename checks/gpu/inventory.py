@@ -321,6 +321,7 @@ CHECK = Check(
     compare=compare,
     expects=(Expect("gpu_model", str, "", "Such as H100: a part of the name is enough."),),
     explains=(
+        "launch.plan",
         *("gpu.health", "gpu.nvlink", "gpu.topology", "gpu.p2p", "gpu.gemm", "gpu.fabric"),
         *("collective.local", "collective.all_reduce", "collective.pairs"),
     ),

@@ -6,13 +6,11 @@ Facts: settings (NCCL_*, GLOO_*, UCX_*, TORCH_*, FI_*, OFI_NCCL_*, TP_SOCKET_IFN
     MASTER_PORT, CUDA_DEVICE_MAX_CONNECTIONS: value and who sets it; lines of nccl.conf that seem
     to set something and do not, such as `NCCL_DEBUG = INFO`; files that may not be read; whose
     they are, if a container's, and why it was not looked into), interfaces (their names), devices
-    (RDMA, with the state of their ports), master (what MASTER_ADDR means there), addresses (the
-    node's own, where MASTER_ADDR is set).
+    (RDMA, with the state of their ports). MASTER_ADDR and MASTER_PORT are judged by launch.plan.
 Source: launch.env, the login user's non-login shell, ~/.nccl.conf of the job's user (or
     $NCCL_CONF_FILE), /etc/nccl.conf: the first who sets a variable wins, as in NCCL 2.30's
     src/misc/param.cc. Of a docker or podman container that runs, launch.env, its environment and
-    its files (`docker exec`); of an image launch.env alone. /sys/class/net, /sys/class/infiniband,
-    getaddrinfo(3).
+    its files (`docker exec`); of an image launch.env alone. /sys/class/net, /sys/class/infiniband.
 Fix: set the variable once for all nodes: in launch.env, the job's script, or /etc/nccl.conf; for a
     container with --env.
 """
@@ -51,12 +49,11 @@ from preflight.node.environment import (
 )
 from preflight.node.launch import DISABLE, SHELL, SYSTEM_FILE, settings, tcp_only, wanted
 from preflight.node.nccl import OLD, OTHERS, unread
-from preflight.node.net import CLASS, FAMILIES, entries
+from preflight.node.net import CLASS, entries
 from preflight.node.rdma import active, devices, is_down, of_nccl
 
-NOT_COMPARED = ("NCCL_HOSTID", "NCCL_MNNVL_UUID", "NCCL_CONF_FILE")
-"""Say something of one node."""
-MASTER = "MASTER_ADDR"
+NOT_COMPARED = ("NCCL_HOSTID", "NCCL_MNNVL_UUID", "NCCL_CONF_FILE", "MASTER_ADDR", "MASTER_PORT")
+"""Say something of one node, or are judged by launch.plan."""
 COLLECTIVES = ("collective.local", "collective.all_reduce", "collective.pairs")
 INTERFACES = ("network.interface", "network.link", "network.mtu", "network.port")
 CHOOSING = (PREFIXES, "NCCL_SOCKET_FAMILY")
@@ -67,41 +64,27 @@ CHOOSING_TOO = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 LOGS = ("NCCL_DEBUG", "FI_LOG_", "UCX_LOG_", "TORCH_LOGS", "TORCH_CPP_LOG")
 DUMPS = ("_DUMP_FILE", "_DUMP_FILE_RANK")
 """Names that begin or end so change what is written, not what is done."""
-MILD = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_IB_GID_INDEX", "MASTER_PORT")
+MILD = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_IB_GID_INDEX")
 """May differ on purpose, between machines of two kinds; a difference is worth a look."""
 BARRIER, CHECKED = "TORCH_DIST_INIT_BARRIER", ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
 """What of torch's makes ranks wait for each other: a barrier, and collectives that are checked by
 more collectives (torch/distributed/distributed_c10d.py). The rest is a node's own business."""
-LOOPBACK = ("127.", "::1")
 
 
 def probe(node: Node, launch: Mapping[str, Any]) -> Environment:
-    found = settings(node, launch)
-    master = found["found"].get(MASTER)
-    own = node.psutil("net_if_addrs") if master else {}
     return Environment(
-        settings=found,
+        settings=settings(node, launch),
         interfaces=[n for n in node.listdir(CLASS) or () if n != "bonding_masters"],
         devices=devices(node),
-        master=node.resolve(master["value"]) if master else [],
-        addresses=[
-            a["address"].split("%")[0]
-            for has in own.values()
-            for a in has
-            if a["family"] in FAMILIES
-        ],
     )
 
 
 def compare(facts: Mapping[str, Environment], want: Want) -> dict[str, Verdict]:
     usual = {name: usual_value(facts, name) for name in NAMING}
-    found = {
-        node: [*lacking(fact, usual), *meeting(node, facts, want), *doubts(fact)]
-        for node, fact in facts.items()
-    }
+    found = {node: [*lacking(fact, usual), *doubts(fact)] for node, fact in facts.items()}
     seen = {node: fact for node, fact in facts.items() if not fact["settings"]["unseen"]}
     for name in sorted({n for fact in seen.values() for n in fact["settings"]["found"]}):
-        if not (is_free(name) or (name == MASTER and len({who(n, facts) for n in seen}) == 1)):
+        if not is_free(name):
             for node, verdict in parity(seen, name, want.get("launch.container", {})).items():
                 found[node].append(verdict)
     return {node: told(facts[node], verdicts) for node, verdicts in found.items()}
@@ -259,63 +242,6 @@ def usual_value(facts: Mapping[str, Environment], name: str) -> str | None:
     for node, fact in facts.items():
         kinds.setdefault(value(fact, name), []).append(node)
     return majority(kinds)
-
-
-# ---- where ranks meet ----------------------------------------------------------------------
-
-
-def meeting(node: str, facts: Mapping[str, Environment], want: Want) -> list[Verdict]:
-    """Return what is wrong with MASTER_ADDR and MASTER_PORT of a node."""
-    port, expected = value(facts[node], "MASTER_PORT"), str(want.get("launch.port"))
-    found = []
-    if port and port != expected:
-        found.append(warn(f"MASTER_PORT={port}, launch.port is {expected}", observed=port))
-    address, master = value(facts[node], MASTER), want.get("launch.master")
-    if address and len(want.nodes) > 1:
-        say, words = elsewhere(node, facts, master)
-        if words:
-            more = {
-                "observed": address,
-                "fix": f"set MASTER_ADDR to an address of {master}",
-                "explains": follows(MASTER),
-            }
-            found.append(
-                say(f"MASTER_ADDR={address} {words}", reproduce="getent hosts " + address, **more)
-            )
-    return found
-
-
-def who(node: str, facts: Mapping[str, Environment]) -> str:
-    """Return the node that MASTER_ADDR means on a node; what it says where that is none of them."""
-    means = set(facts[node]["master"])
-    if means and all(address.startswith(LOOPBACK) for address in means):
-        return node
-    named = (other for other, fact in facts.items() if means & outer(fact))
-    return next(named, value(facts[node], MASTER))
-
-
-def outer(fact: Environment) -> set[str]:
-    """Return the addresses of a node that others may reach."""
-    return {address for address in fact["addresses"] if not address.startswith(LOOPBACK)}
-
-
-def elsewhere(node: str, facts: Mapping[str, Environment], master: str) -> tuple[Any, str]:
-    """Say what MASTER_ADDR means that is not the master, and how bad that is."""
-    means = set(facts[node]["master"])
-    if not means:
-        return fail, "does not resolve here"
-    meant = who(node, facts)
-    if all(address.startswith(LOOPBACK) for address in means):
-        return fail, "" if node == master else "is this node itself, not the master " + master
-    if (
-        master not in facts
-        or not facts[master]["addresses"]
-        or means & set(facts[master]["addresses"])
-    ):
-        return fail, ""
-    if meant in facts:
-        return fail, f"is {meant}, but the master is {master}"
-    return warn, f"is no address of the master {master}"
 
 
 # ---- what does not do what it seems to -----------------------------------------------------

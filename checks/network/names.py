@@ -57,7 +57,7 @@ SLOW_S = 1.0
 that is well answers in milliseconds. As in pytorch/pytorch#154102."""
 NUMBER = re.compile(r"(0[xX][0-9a-fA-F]+|\d+)(\.(0[xX][0-9a-fA-F]+|\d+)){0,3}")
 """What inet_aton(3), which getaddrinfo asks first, takes for an address."""
-LAUNCH, INTERFACE = "launch.env", "network.interface"
+LAUNCH, INTERFACE = "launch.plan", "network.interface"
 EFFECTS = (INTERFACE, "collective.all_reduce", "collective.pairs")
 
 

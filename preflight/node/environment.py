@@ -39,8 +39,6 @@ class Environment(TypedDict):
     settings: Settings
     interfaces: list[str]
     devices: list[Device]
-    master: list[str]
-    addresses: list[str]
 
 
 def value(fact: Environment, name: str) -> str:

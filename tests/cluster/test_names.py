@@ -99,7 +99,7 @@ def test_a_name_that_one_node_does_not_know(bed: Testbed) -> None:
     report = run(bed, launch={"env": {"MASTER_ADDR": "tb1"}})
     assert causes(report) == [("node", CHECK, ["tb2"])]
     assert summary(report, CHECK, "tb2") == "does not find tb1: no such name"
-    assert [e["check"] for e in report["causes"][0]["explains"]] == ["launch.env"]
+    assert [e["check"] for e in report["causes"][0]["explains"]] == ["launch.plan"]
     assert report["causes"][0]["fix"] == "add to DNS, or to /etc/hosts: 10.78.0.1 tb1"
 
 
@@ -108,7 +108,7 @@ def test_a_name_that_is_another_node(bed: Testbed) -> None:
     report = run(bed, launch={"env": {"MASTER_ADDR": "tb1"}})
     assert causes(report) == [("node", CHECK, ["tb4"])]
     assert summary(report, CHECK, "tb4") == "takes tb1 for 10.78.0.2, which is tb2"
-    assert [e["check"] for e in report["causes"][0]["explains"]] == ["launch.env"]
+    assert [e["check"] for e in report["causes"][0]["explains"]] == ["launch.plan"]
     assert report["causes"][0]["fix"] == (
         "in /etc/hosts, write '10.78.0.1 tb1' in place of '10.78.0.2 tb1'"
     )
@@ -147,15 +147,15 @@ def test_a_master_that_nobody_knows(bed: Testbed) -> None:
     hosts(bed, "tb2", "tb3", "tb4", tb1="")
     report = run(bed, launch={"env": {"MASTER_ADDR": "tb1"}})
     assert causes(report) == [("cluster", CHECK, list(bed.names))]
-    assert {e["check"] for e in report["causes"][0]["explains"]} == {"launch.env"}
+    assert {e["check"] for e in report["causes"][0]["explains"]} == {"launch.plan"}
 
 
 def test_a_master_address_that_is_wrong_is_no_fault_of_names(bed: Testbed) -> None:
     name_server(bed, *bed.names)
     report = run(bed, launch={"env": {"MASTER_ADDR": "tb2"}})
-    assert causes(report) == [("node", "launch.env", list(bed.names))]
+    assert causes(report) == [("cluster", "launch.plan", list(bed.names))]
     report = run(bed, launch={"env": {"MASTER_ADDR": "tb9"}})
-    assert causes(report) == [("node", "launch.env", list(bed.names))]
+    assert causes(report) == [("node", "launch.plan", list(bed.names))]
 
 
 def test_a_cluster_that_goes_by_addresses(bed: Testbed) -> None:

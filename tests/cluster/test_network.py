@@ -415,20 +415,6 @@ def test_warnings_of_the_environment(bed: Testbed) -> None:
     assert tb2["details"] == ["NCCL_IB_DISABLE=1 keeps NCCL on TCP, though mlx5_0:1 is active"]
 
 
-def test_a_master_address_that_is_not_the_master(bed: Testbed) -> None:
-    report = run(bed, launch={"env": {"MASTER_ADDR": "localhost"}})
-    assert causes(report) == [("node", "launch.env", ["tb2", "tb3", "tb4"])]
-    said = summary(report, "launch.env", "tb2")
-    assert said == "MASTER_ADDR=localhost is this node itself, not the master tb1"
-    report = run(bed, launch={"env": {"MASTER_ADDR": "tb2"}})
-    said = summary(report, "launch.env", "tb4")
-    assert said == "MASTER_ADDR=tb2 is tb2, but the master is tb1"
-    done, _ = bed.report(
-        "run", str(bed.inventory(launch={"env": {"MASTER_ADDR": "tb1"}})), "--only", "launch"
-    )
-    assert done.returncode == 0
-
-
 def test_a_working_directory_that_one_node_lacks(bed: Testbed) -> None:
     for node in ("tb1", "tb2", "tb4"):
         bed.change_file(node, "/srv/job/train.py", "")
