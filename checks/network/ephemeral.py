@@ -21,12 +21,12 @@ from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, so
 from preflight.node.launch import wanted
 from preflight.node.mesh import Answer, addresses, briefly, dial_all, hold, in_words, message
 from preflight.node.pairs import (
-    ALL_UP_TO,
     Culprit,
     Pair,
     Placed,
     about,
     blame,
+    of_all,
     partners,
     present,
     stricken,
@@ -140,7 +140,7 @@ def well(node: str, tried: Mapping[Pair, bool], count: int) -> Verdict:
     if not met:
         return unknown("no other node could be dialled")
     bad = sorted(other for other, good in met.items() if not good)
-    sample = f", a sample of {count - 1}" if count > ALL_UP_TO else ""
+    sample = of_all(len(met), count)
     if bad:
         rest = f"; with {some(bad)} it does not, which is told there"
         return ok(f"meets {len(met) - len(bad)} of {len(met)} nodes{sample} on random ports{rest}")

@@ -34,6 +34,7 @@ from preflight.node.pairs import (
     about,
     between,
     blame,
+    of_all,
     partners,
     present,
     stricken,
@@ -339,8 +340,8 @@ def well(
     if not all((node, one) in lost for one in mine):
         words = "by TCP where UDP is filtered: losses are not told there"
     return ok(
-        f"round trips with {some(list(mine))} take {written(middle)}"
-        f" (p99 {written(worst)}), {words}{rest}",
+        f"round trips with {some(list(mine))}{of_all(len(mine), len(order))} take"
+        f" {written(middle)} (p99 {written(worst)}), {words}{rest}",
         observed=middle,
     )
 

@@ -48,7 +48,7 @@ from preflight.node.naming import (
     names_of,
     selves,
 )
-from preflight.node.pairs import ALL_UP_TO, Culprit, Pair, blame, partners, present
+from preflight.node.pairs import Culprit, Pair, blame, of_all, partners, present
 from preflight.node.resolver import HOSTS, LIMIT_S, RESOLV, SILENT, Self, introduce, look_up
 
 CALL_S = LIMIT_S + 5
@@ -118,11 +118,10 @@ def compare(facts: Mapping[str, Names], want: Want) -> dict[str, Verdict]:
             found[node].append(verdict)
     for node, fact in facts.items():
         found[node] += waits(fact, all_)
-    rest = "" if len(facts) <= ALL_UP_TO else ", a sample"
-    return {node: told(fact, found[node], rest) for node, fact in facts.items()}
+    return {node: told(fact, found[node], len(facts)) for node, fact in facts.items()}
 
 
-def told(fact: Names, found: Sequence[Verdict], beside: str) -> Verdict:
+def told(fact: Names, found: Sequence[Verdict], all_: int) -> Verdict:
     """Return the gravest of what was found, with the rest as details."""
     its = fact["itself"]
     if fact["problem"] or not its:
@@ -135,7 +134,7 @@ def told(fact: Names, found: Sequence[Verdict], beside: str) -> Verdict:
     own = f"its own name {its['host']} means {some(bare(its['own']['found'])) or 'nothing'}"
     count = sum(1 for looks in fact["names"].values() if looks)
     nodes = "1 other node" if count == 1 else f"{count} other nodes"
-    return ok(own + (f"; it finds {nodes} by name{beside}" if count else ""))
+    return ok(own + (f"; it finds {nodes} by name{of_all(count, all_)}" if count else ""))
 
 
 def wrong(summary: str, **more: Any) -> Verdict:

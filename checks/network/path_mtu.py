@@ -32,6 +32,7 @@ from preflight.node.pairs import (
     about,
     between,
     blame,
+    of_all,
     partners,
     present,
     stricken,
@@ -169,7 +170,7 @@ def well(node: str, facts: Mapping[str, Mesh], results: Mapping[Pair, str]) -> V
     sizes = sorted({facts[a]["passages"][b]["passes"] for a, b in good})
     size = " to ".join(str(one) for one in dict.fromkeys((sizes[0], sizes[-1])))
     met = {other(pair, node) for pair in good}
-    between = some([one for one in facts if one in met])
+    between = some([one for one in facts if one in met]) + of_all(len(met), len(facts))
     return ok(f"packets of {size} bytes pass to and from {between}{rest}", observed=sizes[0])
 
 

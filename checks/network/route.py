@@ -35,7 +35,7 @@ from preflight.api import (
 )
 from preflight.node.launch import wanted
 from preflight.node.mesh import message
-from preflight.node.pairs import Culprit, about, blame, partners, present, stricken
+from preflight.node.pairs import Culprit, about, blame, of_all, partners, present, stricken
 from preflight.node.route import Place, Route, Table, is_within, table, ways
 
 LOST = (
@@ -124,7 +124,8 @@ def by_itself(
     good = [b for b in mine if b not in bad]
     devices = dict.fromkeys(one["there"]["device"] for b in good for one in fact["routes"][b])
     rest = f"; of {some(bad)} it is told there" if bad else ""
-    return ok(f"goes to {some(good) or 'none'} by {some(list(devices)) or 'none'}{rest}")
+    goes = f"goes to {some(good) or 'none'}{of_all(len(mine), len(facts))}"
+    return ok(f"{goes} by {some(list(devices)) or 'none'}{rest}")
 
 
 def said(mine: Mapping[str, list[Fault]]) -> Verdict | None:

@@ -59,6 +59,16 @@ def partners(nodes: Sequence[str], master: str = "") -> dict[str, list[str]]:
     return {node: list(others) for node, others in found.items()}
 
 
+def of_all(met: int, count: int) -> str:
+    """Return in words that those who were met are a sample of all others, where they are.
+
+    Args:
+        met: how many were.
+        count: of all nodes.
+    """
+    return f" (a sample of {count - 1})" if met < count - 1 and count > ALL_UP_TO else ""
+
+
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     """Return rounds in which no node is twice: all pairs, in one direction each.
 

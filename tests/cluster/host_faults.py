@@ -129,12 +129,15 @@ class HostFaults(Nodes):
                 self._undo(hidden.rename, program)
                 program.rename(hidden)
 
-    def skew(self, node: str, seconds: float) -> None:
-        """Shift the clock that processes started from now on read."""
+    def skew(self, node: str, seconds: float, period_s: float = 0) -> None:
+        """Shift the clock that processes started from now on read.
+
+        With a period it jumps, there and back again.
+        """
         library = "/usr/lib/testbed-skew.so"
         built = self._built("skew.c", "-shared", "-fPIC", "-lm")
         self.change_file(node, library, built, 0o755)
-        self.change_file(node, "/etc/testbed-skew", f"{seconds}\n")
+        self.change_file(node, "/etc/testbed-skew", f"{seconds} {period_s}\n")
         self.change_file(node, "/etc/ld.so.preload", f"{library}\n")
 
     def shm(self, node: str, size: str = "64m") -> None:

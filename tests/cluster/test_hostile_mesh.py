@@ -159,7 +159,7 @@ def answer_rubbish(bed: Testbed, node: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_node_that_answers_rubbish(bed: Testbed, kind: str) -> None:
-    first, node, *_ = bed.names
+    _, node, *_ = bed.names
     answer_rubbish(bed, node, kind)
     checks = [f"network.{name}" for name in ("ephemeral", "port", "path_mtu", "interface")]
     _, report = bed.report("run", str(bed.inventory()), "--only", ",".join(checks))
@@ -181,7 +181,7 @@ def test_a_node_that_answers_rubbish(bed: Testbed, kind: str) -> None:
 
 
 def test_a_master_that_answers_rubbish(bed: Testbed) -> None:
-    master, *rest = bed.names
+    master, *_ = bed.names
     answer_rubbish(bed, master, "garbage")
     _, report = bed.report("run", str(bed.inventory()), "--only", "network.ephemeral,network.port")
     assert causes(report) == [("node", "network.ephemeral", [master])]
@@ -233,3 +233,20 @@ def test_a_node_whose_ports_are_used_up(bed: Testbed, free: int) -> None:
     said = summary(report, "network.ephemeral", node)
     assert said == f"it does not reach the other nodes on random high ports: {why}"
     assert others(report, node) == []
+
+
+# ---- a clock that jumps --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "period_s"), [(0.02, 0.003), (3600, 0.05)])
+def test_a_clock_that_jumps(bed: Testbed, seconds: float, period_s: float) -> None:
+    _, node, *_ = bed.names
+    bed.skew(node, seconds, period_s)
+    done, report = bed.report("run", str(bed.inventory()))
+    clock = ("node", "host.clock", [node])
+    assert causes(report) in ([], [clock])  # it is asked the time only now and then
+    assert done.returncode == len(report["causes"])
+    found = results(report, "fail", "warn", "unknown")
+    assert {(check, where) for check, where, _ in found} <= {("host.clock", node)}
+    taken = [row["seconds"] for row in report["results"] if row["seconds"] is not None]
+    assert all(0 <= one <= report["run"]["seconds"] for one in taken)

@@ -15,6 +15,7 @@ from preflight.node.pairs import (
     between,
     blame,
     disjoint,
+    of_all,
     partners,
     rounds,
     some_rounds,
@@ -245,3 +246,8 @@ def test_rows_and_words() -> None:
         "b": "it and the other nodes do not reach each other",
         "d": "it does not reach b",
     }
+
+
+def test_a_sample_is_said_to_be_one() -> None:
+    assert of_all(9, 66) == " (a sample of 65)"
+    assert of_all(65, 66) == of_all(40, ALL_UP_TO) == ""
