@@ -19,7 +19,7 @@ from tests import checks_made
 from tests.checks_made import write
 from tests.messages.aloud import Aloud
 
-HANDS = ["run", "checks", "explain", "judge", "schema"]
+HANDS = ["run", "checks", "explain", "judge", "launch", "schema"]
 
 
 def cli(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

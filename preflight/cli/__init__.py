@@ -23,6 +23,7 @@ HELP = {
         "estimate": "Say what synchronising gradients costs, and how many nodes still pay.",
     },
     "At launch": {
+        "launch": "Print the torchrun command of each node, or a script for sbatch.",
         "run": "In a job's prologue: exit code 0 is ready, 1 is not. --require ID to insist.",
     },
     "After a hang": {

@@ -77,3 +77,18 @@ def test_a_node_that_has_lost_gpus_is_one_cause(bed: Testbed) -> None:
     _, report = bed.report("run", str(inventory), "--only", "gpu.inventory,launch.plan")
     assert causes(report) == [("node", "gpu.inventory", ["tb1"])]
     assert report["causes"][0]["explains"] == [{"check": CHECK, "node": "tb1"}]
+
+
+def test_a_report_gives_the_commands_their_address(bed: Testbed) -> None:
+    inventory = str(bed.inventory(launch={"master": "tb2"}))
+    path = str(bed.tmp_path / "launch.json")
+    done = bed.preflight(
+        "run", inventory, "--only", "network.port,network.interface", "--json", path
+    )
+    assert done.returncode == 0, done.stdout
+    done = bed.preflight("launch", inventory, "--from-report", path, "--", "train.py")
+    assert done.stdout.splitlines()[:2] == [
+        "# tb2",
+        "env NCCL_SOCKET_IFNAME==eth0 GLOO_SOCKET_IFNAME=eth0 torchrun --nnodes=4"
+        " --nproc_per_node=1 --node_rank=0 --master_addr=10.78.0.2 --master_port=29500 train.py",
+    ]
