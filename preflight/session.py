@@ -229,6 +229,8 @@ class Session:
         """End an open call and return its answer."""
         if pending.frame is None:
             self._send([{"id": pending.number, "stop": True}], [pending])
+        # It may be the last that is asked of a node: long enough to find out that it is gone.
+        pending.timeout_s = max(pending.timeout_s, QUIET_S + ALIVE_S)
         pending.sent(self._deadline)
         return self.answer(pending)
 
