@@ -245,9 +245,9 @@ def tasks(facts: Mapping[str, Plan], want: Want) -> Found:
     for node, fact in facts.items():
         name = PER_NODE if value(fact, PER_NODE) else TASKS
         here = per_node(fact, want)
-        if here in {None, 1}:
+        if here is None or here == 1:
             continue
-        if here in {each, each or here} and here > 1:
+        if here > 1 and each in {0, here}:
             yield (
                 node,
                 warn(
