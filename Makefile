@@ -3,6 +3,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What the nodes of the tests train with; some 300 MB, or 3 GB where only the CUDA build is offered.
+TORCH := .venv-torch
 # Most tests wait more than they compute, so a machine of two cores bears four at a time.
 WORKERS ?= 4
 PYTEST_ARGS ?=
@@ -14,7 +16,7 @@ PYTEST_ARGS ?=
 demo: $(VENV)/installed
 	@$(BIN)/preflight demo
 
-test: packages $(VENV)/ready
+test: packages $(VENV)/ready $(TORCH)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 check: packages $(VENV)/ready
@@ -38,5 +40,10 @@ $(VENV)/ready: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+$(TORCH)/ready:
+	@python=$$(sh tests/python.sh) && $$python -m venv $(TORCH)
+	$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TORCH) .mypy_cache .ruff_cache .pytest_cache .hypothesis

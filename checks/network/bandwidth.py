@@ -60,7 +60,7 @@ from preflight.node.net import (
     link_gbps,
     meeting_address,
 )
-from preflight.node.nvml import Occupant, occupants
+from preflight.node.nvml import Occupant, in_words, occupants
 from preflight.node.pairs import (
     Culprit,
     Pair,
@@ -262,13 +262,6 @@ def idle(facts: Mapping[str, Mesh], node: str) -> Verdict | None:
         "no other node could be measured"
         + (f": {SHORT.get(errors[0], errors[0])}" if errors else "")
     )
-
-
-def in_words(one: Occupant) -> str:
-    """Return who computes on a GPU."""
-    program = f" ({one['program']})" if one["program"] else ""
-    user = f" of {one['user']}" if one["user"] else ""
-    return f"pid {one['pid']}{program}{user} uses GPU {one['gpu']}"
 
 
 def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], right: str) -> Verdict:

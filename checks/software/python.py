@@ -74,5 +74,5 @@ CHECK = Check(
     args=asked,
     compare=compare,
     expects=(Expect("python", str, "", "Python of the training environment, such as 3.10"),),
-    explains=("software.cuda", "software.pytorch", "software.nccl"),
+    explains=("software.cuda", "software.pytorch", "software.nccl", "collective.all_reduce"),
 )

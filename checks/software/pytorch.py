@@ -138,5 +138,5 @@ CHECK = Check(
     args=asked,
     compare=compare,
     expects=(Expect("torch", str, "", "PyTorch version, such as 2.4, or 2.4.0+cu124"),),
-    explains=("software.cuda", "software.nccl"),
+    explains=("software.cuda", "software.nccl", "collective.all_reduce"),
 )

@@ -37,8 +37,8 @@ end for killed ones: one in D state never dies.
 """
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h: what children leave behind becomes the agent's own, so it can end it."""
-INTERPRETER = ".interpreter"
-"""Is for another Python, which gets it as text. Its whole name here would have it sent always."""
+INTERPRETER = "interpreter"
+"""The end of the names of modules that are for another Python, which gets them as text."""
 DRIVER = "/proc/driver/nvidia"
 ENDING = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 

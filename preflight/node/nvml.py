@@ -139,6 +139,13 @@ def occupant(node: Node, index: int, pid: int) -> Occupant:
     return Occupant(gpu=index, pid=pid, program=program, user=user)
 
 
+def in_words(one: Occupant) -> str:
+    """Return who computes on a GPU."""
+    program = f" ({one['program']})" if one["program"] else ""
+    user = f" of {one['user']}" if one["user"] else ""
+    return f"pid {one['pid']}{program}{user} uses GPU {one['gpu']}"
+
+
 def words(error: Exception) -> str:
     """Return NVML's own words."""
     return str(error).replace("NVML: ", "", 1).rstrip(".")

@@ -218,14 +218,25 @@ def silence(ran: Ran, contained: bool) -> str:
 
 
 def source() -> str:
-    """Return the program that the training interpreter runs; on a node it is in no file.
+    """Return the program that says what it has.
 
     It ends by itself: what runs in a container outlives `docker exec`.
     """
-    module, _, main = MAIN.rpartition(".")
+    return text_for(MAIN, MARK, f"import signal\nsignal.alarm({LIMIT_S + 2})\n")
+
+
+def text_for(main: str, mark: str, before: str = "") -> str:
+    """Return a program for the training interpreter; on a node it is in no file.
+
+    Args:
+        main: the function that is called, with its module, which has nothing of ours.
+        mark: what it puts before its answers.
+        before: statements that come before that.
+    """
+    module, _, function = main.rpartition(".")
     spec: Any = importlib.util.find_spec(module)
     text = spec.loader.get_source(module)
-    return f"{text}\nimport signal\nsignal.alarm({LIMIT_S + 2})\n{main}({MARK!r})\n"
+    return f"{text}\n{before}{function}({mark!r})\n"
 
 
 def answer(ran: Ran, python: str) -> Inside:
@@ -283,19 +294,24 @@ def opened(facts: Mapping[str, Training]) -> tuple[dict[str, Inside], Verdicts]:
 
 
 def believed(facts: Mapping[str, Training], verdicts: Verdicts, want: Want, key: str) -> Verdicts:
-    """Return the verdicts, failures as warnings where nobody said which interpreter trains.
-
-    What the inventory expects, under `expect:` by that key, was said of it all the same.
-    """
+    """Return the verdicts as `guessed`, with a word of what may not be seen."""
     verdicts = {
         node: replace(verdict, details=(*verdict.details, UNSEEN.format(facts[node]["hidden"])))
         if facts[node]["hidden"] and facts[node]["inside"]
         else verdict
         for node, verdict in verdicts.items()
     }
+    return guessed(verdicts, want, key)
+
+
+def guessed(verdicts: Mapping[str, Verdict], want: Want, key: str) -> Verdicts:
+    """Return the verdicts, failures as warnings where nobody said which interpreter trains.
+
+    What the inventory expects, under `expect:` by that key, was said of it all the same.
+    """
     said = ("launch.python", "launch.container", "launch.env.PATH", "expect." + key)
     if any(want.get(name) for name in said):
-        return verdicts
+        return dict(verdicts)
     return {
         node: replace(verdict, status=WARN, details=(*verdict.details, GUESS))
         if verdict.status == FAIL

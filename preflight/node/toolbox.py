@@ -7,6 +7,7 @@ Sent to nodes: stdlib only, Python 3.8.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import errno
@@ -57,17 +58,7 @@ class Toolbox:
         program = self.which(argv[0])
         if program is None:
             raise Absent(f"no program {argv[0]!r}")
-        try:
-            process = subprocess.Popen(
-                [program, *argv[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C", **(env or {})},
-                preexec_fn=functools.partial(die_with, os.getpid()),
-            )
-        except OSError as error:
-            raise Unobservable(f"{argv[0]}: {error.strerror}") from error
+        process = started([program, *argv[1:]], env or {})
         out, err = drain(process, timeout_s, argv[0])
         return Ran(process.returncode, text(out), text(err))
 
@@ -215,6 +206,43 @@ class Toolbox:
         except nvml.NVMLError as error:
             absent = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
             raise (Absent if error.value in absent else Unobservable)(f"NVML: {error}") from error
+
+
+def started(argv: Sequence[str], env: Mapping[str, str], fed: bool = False) -> Any:
+    """Return a process that was started, its output as pipes; it ends with this one.
+
+    Args:
+        argv: the program's path, and its arguments.
+        env: variables beside those of this process.
+        fed: whether its input is a pipe too.
+
+    Raises:
+        Unobservable: not permitted.
+    """
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if fed else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "LC_ALL": "C", **env},
+            preexec_fn=functools.partial(die_with, os.getpid()),
+        )
+    except OSError as error:
+        raise Unobservable(f"{argv[0]}: {error.strerror}") from error
+
+
+def end(process: Any, limit_s: float) -> None:
+    """End a process: by the end of its streams, or else, after a limit, by a signal."""
+    for stream in (process.stdin, process.stdout, process.stderr):
+        with contextlib.suppress(OSError):
+            stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(limit_s)
+    if process.returncode is None:
+        process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it may be in D state
+        process.wait(limit_s)
 
 
 def depart(errand: Callable[[], Any]) -> tuple[int, int]:

@@ -1,0 +1,146 @@
+"""An all_reduce for real, with torch on every node: who is slow, wrong or not there is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.blame import causes, results, summary
+from tests.cluster.machine import wait_until
+from tests.cluster.testbed import RUN_LIMIT_S, Testbed
+
+TORCH = Path(__file__).parents[2] / ".venv-torch/bin/python"
+"""Made by `make test`."""
+CHECK = "collective.all_reduce"
+
+if not TORCH.exists() and os.environ.get("PREFLIGHT_REQUIRE_CLUSTER") != "1":
+    pytest.skip(f"no {TORCH}: make it with `make test`", allow_module_level=True)
+
+
+def run(bed: Testbed, *args: str, **overrides: Any) -> dict[str, Any]:
+    """Return the report of a run; root reads the venv wherever it is."""
+    launch = {"python": str(TORCH), **overrides.pop("launch", {})}
+    inventory = bed.inventory(ssh={"user": "root"}, launch=launch, **overrides)
+    _, report = bed.report("run", str(inventory), *(args or ("--only", CHECK)))
+    assert report["facts"][CHECK]
+    return report
+
+
+def test_all_is_well(bed: Testbed) -> None:
+    report = run(bed)
+    assert causes(report) == []
+    assert results(report, "fail", "warn", "unknown", "skip") == []
+    said = summary(report, CHECK, "tb1")
+    assert said.startswith("all_reduce of ")
+    assert " over 4 nodes (torch 2.13.0+cpu, Gloo): busbw " in said
+    assert said.endswith(" GB/s, all sums right")
+    assert not any(map(bed.survivors, bed.names))
+
+
+def test_a_node_with_a_slow_link(bed: Testbed) -> None:
+    bed.rate_limit("tb2", 200)
+    bed.rate_limit("tb2", 200, "in")
+    report = run(bed)
+    assert causes(report) == [("node", CHECK, ["tb2"])]
+    said = summary(report, CHECK, "tb2")
+    assert said.startswith("an all_reduce waits for data between it and the other nodes: 0.")
+    assert summary(report, CHECK, "tb1").endswith("; data with tb2 is slow, told there")
+
+
+def test_one_direction(bed: Testbed) -> None:
+    bed.rate_limit("tb3", 200)
+    report = run(bed)
+    assert causes(report) == [("node", CHECK, ["tb3"])]
+    said = summary(report, CHECK, "tb3")
+    assert said.startswith("an all_reduce waits for data from it to the other nodes: 0.")
+
+
+def test_two_slow_nodes(bed: Testbed) -> None:
+    for node in ("tb2", "tb4"):
+        bed.rate_limit(node, 200)
+    report = run(bed)
+    assert sorted(causes(report)) == [("node", CHECK, ["tb2"]), ("node", CHECK, ["tb4"])]
+
+
+def test_a_slow_pair(bed: Testbed) -> None:
+    bed.rate_limit("tb1", 200, to="tb4")
+    report = run(bed)
+    assert causes(report) == [("pair", CHECK, ["tb1", "tb4"])]
+    said = summary(report, CHECK, "tb1")
+    assert said.startswith("an all_reduce waits for data from it to tb4: 0.")
+
+
+def test_random_ports_that_are_dropped(bed: Testbed) -> None:
+    bed.drop("tb3", "32768-60999")
+    report = run(bed, "--only", "network,collective")
+    assert causes(report) == [("node", "network.firewall", ["tb3"])]
+    assert (CHECK, "tb3") in {(c, n) for c, n, _ in results(report, "fail")}
+
+
+def test_an_interface_that_one_node_lacks(bed: Testbed) -> None:
+    bed.login_shell("tb2", "root", "/bin/bash")
+    bed.change_file("tb2", "/root/.bashrc", "export GLOO_SOCKET_IFNAME=eth9\n")
+    report = run(bed)
+    assert causes(report) == [("node", CHECK, ["tb2"])]
+    assert summary(report, CHECK, "tb2") == (
+        "an all_reduce of 4 nodes does not end: connecting to each other: "
+        "ifa != nullptr. Unable to find address for: eth9"
+    )
+    said = summary(report, CHECK, "tb1")
+    assert said.startswith("an all_reduce with tb3, tb4 alone is right; with tb2 it is not")
+    report = run(bed, "--only", "launch,collective")
+    assert causes(report) == [("node", "launch.env", ["tb2"])]
+
+
+def test_an_interpreter_that_does_not_start(bed: Testbed) -> None:
+    for node in bed.names:
+        script = "exit 7" if node == "tb4" else f'exec {TORCH} "$@"'
+        bed.change_file(node, "/opt/torch/python", f"#!/bin/sh\n{script}\n", 0o755)
+    report = run(bed, launch={"python": "/opt/torch/python"})
+    assert causes(report) == [("node", CHECK, ["tb4"])]
+    words = "/opt/torch/python does not start: it ended with code 7"
+    assert summary(report, CHECK, "tb4") == f"its rank cannot start: {words}"
+    assert " over 3 nodes " in summary(report, CHECK, "tb1")
+
+
+def test_an_interpreter_that_does_not_start_is_told_once(bed: Testbed) -> None:
+    for node in bed.names:
+        script = "exit 7" if node == "tb4" else f'exec {TORCH} "$@"'
+        bed.change_file(node, "/opt/torch/python", f"#!/bin/sh\n{script}\n", 0o755)
+    report = run(
+        bed, "--only", "software,launch,collective", launch={"python": "/opt/torch/python"}
+    )
+    assert causes(report) == [("node", "software.python", ["tb4"])]
+
+
+def test_a_rank_that_is_killed(bed: Testbed) -> None:
+    inventory = bed.inventory(ssh={"user": "root"}, launch={"python": str(TORCH)})
+    path = bed.tmp_path / "killed.json"
+    with bed.start("run", str(inventory), "--only", CHECK, "--json", str(path)) as process:
+        wait_until(lambda: len(ranks(bed, "tb3")) > 1, "a rank on tb3", 60)
+        bed.machines["tb3"].kill([max(ranks(bed, "tb3"))])
+        process.communicate(timeout=RUN_LIMIT_S)
+    report = json.loads(path.read_text())
+    assert causes(report) == [("node", CHECK, ["tb3"])]
+    said = summary(report, CHECK, "tb3")
+    assert said == "an all_reduce of 4 nodes does not end: its rank was ended by SIGKILL"
+    assert not any(map(bed.survivors, bed.names))
+
+
+def ranks(bed: Testbed, node: str) -> list[int]:
+    """Return the pids of interpreters with torch on a node: the first one, and those it forked."""
+    return [
+        pid for pid, line in bed.machines[node].processes().items() if line.startswith(str(TORCH))
+    ]
+
+
+def test_no_torch_anywhere(bed: Testbed) -> None:
+    report = run(bed, launch={"python": "/usr/bin/python3"})
+    assert causes(report) == []
+    assert results(report, "skip") == [
+        (CHECK, n, "no torch in /usr/bin/python3") for n in bed.names
+    ]
