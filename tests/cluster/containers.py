@@ -9,9 +9,10 @@ import platform
 import tarfile
 from collections.abc import Collection, Mapping
 
+from tests.cluster.machine import wait_until
 from tests.cluster.mount_faults import MountFaults
 
-STORE, ENGINE = "/var/lib/containers", ("/run/crun", "/run/libpod")
+STORE, ENGINE = "/var/lib/containers", ("/run/crun", "/run/libpod", "/dev/shm/libpod_lock")
 CGROUPS = "/sys/fs/cgroup"
 CONFIG = {
     "containers": """\
@@ -22,6 +23,8 @@ netns = "host"
 cgroup_manager = "cgroupfs"
 events_logger = "none"
 runtime = "crun"
+[network]
+network_config_dir = "/var/lib/containers/networks"
 """,
     "storage": """\
 [storage]
@@ -80,7 +83,16 @@ class Containers(MountFaults):
         self.mount_tmpfs(node, STORE)
         for folder in ENGINE:
             self._undo(self.machines[node].remove, folder)
-        self._undo(self.run, node, "podman", "rm", "--all", "--force")
+        self._undo(self._end_podman, node)
+
+    def _end_podman(self, node: str) -> None:
+        """End all containers, and wait for podman itself, which conmon starts to tidy up."""
+        self.run(node, "podman", "rm", "--all", "--force")
+        own = ("/usr/bin/conmon", "/usr/bin/podman")
+        wait_until(
+            lambda: not any(line.startswith(own) for line in self.survivors(node)),
+            f"{node}: end of podman",
+        )
 
 
 def image(files: Mapping[str, str]) -> bytes:

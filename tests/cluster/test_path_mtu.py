@@ -144,8 +144,8 @@ def test_rejected_datagrams_are_no_black_hole(bed: Testbed) -> None:
     ((_, node, said),) = [one for one in results(report, "unknown") if one[0] == CHECK]
     assert node == "tb3"
     assert said.startswith(
-        "UDP filtered: even small datagrams between it and the other nodes are rejected by 10.78.0.3"
-        " (ICMP administratively prohibited)"
+        "UDP filtered: even small datagrams between it and the other nodes are rejected by"
+        " 10.78.0.3 (ICMP administratively prohibited)"
     )
 
 
