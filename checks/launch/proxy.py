@@ -57,7 +57,7 @@ def probe(node: Node, launch: Mapping[str, Any]) -> Proxies:
 
 
 class Catch(NamedTuple):
-    """A proxy that would catch traffic to other nodes."""
+    """A proxy that would catch traffic to the nodes: the same on all that have the same of it."""
 
     reader: str
     proxies: tuple[str, ...]
@@ -102,24 +102,17 @@ def verdict(
     for reader, (read, exceptions) in READERS.items():
         own = tuple(name for name in read if value(fact, name))
         exception = next((name for name in exceptions if name in fact["found"]), "")
-        lost = of_others(node, exposed(value(fact, exception)), whose) if own else ()
-        if lost:
-            catches.append(Catch(reader, own, exception, lost))
+        lost = exposed(value(fact, exception)) if own else ()
+        if any(other != node for one in lost for other in whose[one]):
+            catches.append(Catch(reader, own, exception, tuple(lost)))
     if catches:
-        return caught(catches, fact, of_others(node, tuple(whose), whose), want)
+        return caught(catches, fact, tuple(whose), want)
     proxies = tuple(name for name in VARIABLES if is_proxy(name) and value(fact, name))
     if not proxies:
         return ok("no proxy is set", details=hidden)
     past = "" if len(want.nodes) == 1 else ", and traffic between the nodes goes past"
     be = "is" if len(proxies) == 1 else "are"
     return ok(f"{some(proxies)} {be} set{past}", details=(*written(fact), *hidden))
-
-
-def of_others(
-    node: str, targets: Sequence[str], whose: Mapping[str, Sequence[str]]
-) -> tuple[str, ...]:
-    """Return those names and addresses that another node has."""
-    return tuple(one for one in targets if any(other != node for other in whose[one]))
 
 
 def caught(catches: Sequence[Catch], fact: Proxies, targets: Sequence[str], want: Want) -> Verdict:

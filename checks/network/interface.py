@@ -50,6 +50,7 @@ from preflight.node.chosen import (
     odd,
     other_way,
     slots,
+    unrouted,
     users,
 )
 from preflight.node.launch import wanted
@@ -167,9 +168,10 @@ def inner(network: Network) -> Verdict | None:
     plane = network["data_plane"]
     if not plane["aside"]:
         return None
+    by = "left to choose" if plane["why"] == NCCLS else "by {why}".format(**plane)
     return warn(
-        "NCCL would use {} too, which lead to no other node: {}".format(
-            some(plane["aside"]), plane["why"]
+        "{}, NCCL would use {} too, which are not of the network between the nodes".format(
+            by, some(plane["aside"])
         ),
         observed=plane["aside"],
         fix="set NCCL_SOCKET_IFNAME={}".format(",".join(plane["names"])),
@@ -231,6 +233,9 @@ def rails(known: Mapping[str, Network]) -> dict[str, Verdict]:
         explains=SLOWS,
     )
     for node, verdict in verdicts.items():
+        summary = f"{verdict.summary}; here {joined(known[node])}"
+        verdict = verdict if verdict.scope == "cluster" else replace(verdict, summary=summary)
+        verdicts[node] = verdict
         if verdict.expected is not None and counts[node] > verdict.expected:
             verdicts[node] = replace(verdict, status=WARN, fix=NAME_IT)
         elif verdict.status == FAIL and known[node]["data_plane"]["why"] == NCCLS:
@@ -297,6 +302,14 @@ def named(one: Choice, name: str) -> str:
     return f"set {variable}" + (f"={name}" if name else " to one that the other nodes reach")
 
 
+def moved(one: Choice, usual: str) -> str:
+    """Return what makes a choice as it is on most nodes, nothing if it is not known there."""
+    name, _, subnet = usual.partition(" in ")
+    if name and name == one["interface"]:
+        return f"give {name} an address in {subnet}; it has {one['address']}"
+    return named(one, name) if name else ""
+
+
 # ---- who reaches them ----------------------------------------------------------------------
 
 USES = "{by} would use {place}, "
@@ -336,6 +349,8 @@ def missed(node: str, culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen])
     usual = odd(culprit, slot)
     if not (around if not slot.meets else usual or (whole and around)):
         return None
+    if not usual and unrouted(culprit, slot, facts):
+        return None
     a, b = min(culprit.pairs)
     at = node if culprit.kind in ("node", "in", "group", "cluster") else b
     if not slot.choices[at]:
@@ -349,7 +364,7 @@ def missed(node: str, culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen])
     return say(
         f"{reach}: {result}{rest}",
         observed=result,
-        fix=named(one, usual.split(" ")[0] or other_way(culprit, slot, facts)),
+        fix=moved(one, usual) or named(one, other_way(culprit, slot, facts)),
         reproduce="ip -brief address",
         explains=CARRIED if slot.meets else CARRIED[-2:],
         **about(culprit, node, len(facts)),

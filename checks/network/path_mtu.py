@@ -38,7 +38,7 @@ from preflight.node.pairs import (
     stricken,
 )
 from preflight.node.path import HOLE, LARGEST, LIMIT_S, TOLD, UNFINISHED, Passage, passages
-from preflight.node.ports import FILTERED, OK
+from preflight.node.ports import FILTERED, NO_ROUTE, OK
 from preflight.node.udp import echo
 
 ANSWERED = (OK, HOLE, TOLD)
@@ -223,14 +223,19 @@ def unheard(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
     """Return what is said where not even small datagrams are answered."""
     found = [facts[a]["passages"][b] for a, b in sorted(culprit.pairs)]
     # one that was told why says more than one that heard nothing
-    one = next((one for one in found if one["icmp"]), found[0])
+    one = next((one for one in found if one["icmp"] or one["result"] != FILTERED), found[0])
     result, icmp, by = one["result"], one["icmp"], one["by"]
+    where = between(culprit, node)
+    if result == NO_ROUTE and not icmp:
+        return unknown(
+            f"no route {where}, so what size passes cannot be told",
+            fix="see network.route, and ip route get ADDRESS",
+        )
     how = "are not answered" if result == FILTERED else f"are turned away: {result}"
     if icmp:
         how = f"are rejected by {by} (ICMP {icmp})"
     return unknown(
-        f"UDP filtered: even small datagrams {between(culprit, node)} {how}, so what size passes"
-        " cannot be told",
+        f"UDP filtered: even small datagrams {where} {how}, so what size passes cannot be told",
         fix="let UDP through between the nodes, at least while preflight runs",
     )
 

@@ -153,7 +153,10 @@ def failure(
     """Return the verdict of a node that is to blame, or the first one of a pair."""
     wrong = {pair: [f for f in faults[pair] if f.status == FAIL] for pair in culprit.pairs}
     mine = {b: of for (a, b), of in wrong.items() if a == node}
-    return replace(said(mine) or abroad(wrong), **about(culprit, node, len(facts)))
+    verdict = replace(said(mine) or abroad(wrong), **about(culprit, node, len(facts)))
+    if verdict.scope == "node":
+        return verdict
+    return replace(verdict, summary=f"{node} {verdict.summary}")
 
 
 def abroad(wrong: Mapping[tuple[str, str], list[Fault]]) -> Verdict:

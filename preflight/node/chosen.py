@@ -15,7 +15,7 @@ from preflight.node.launch import wanted
 from preflight.node.mesh import Answer, dial_all, hold, in_words, message
 from preflight.node.net import INNER, Interface, Network, reachable
 from preflight.node.pairs import Culprit, Pair, partners
-from preflight.node.ports import CONNECT_S, ECHO_S, OK
+from preflight.node.ports import CONNECT_S, ECHO_S, NO_ROUTE, OK
 from preflight.node.resolver import LIMIT_S as NAME_S
 
 DIAL_S = 3 * (CONNECT_S + ECHO_S) + 5
@@ -194,6 +194,20 @@ def detour(pair: Pair, slot: Slot, facts: Mapping[str, Chosen]) -> str:
     asked = {one["address"] for one in slot.choices[b]}
     answers = facts[a]["answers"].get(b, {})
     return next((at for at, got in answers.items() if at not in asked and is_well(got)), "")
+
+
+def unrouted(culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen]) -> bool:
+    """Whether a node lacks the route to the very subnet that its NCCL's address is in.
+
+    That is no fault of the choice; network.route says so.
+    """
+    for a, b in culprit.pairs:
+        near = {one["subnet"] for one in slot.choices.get(a, ())}
+        for one in slot.choices[b]:
+            answer = facts[a]["answers"][b].get(one["address"])
+            if answer and answer["result"] == NO_ROUTE and one["subnet"] in near - {""}:
+                return slot.by == NCCL
+    return False
 
 
 def other_way(culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen]) -> str:

@@ -31,7 +31,7 @@ BEGIN = 16
 """Bytes that are kept of what a stranger says: enough to tell what it is, too few for a secret."""
 CLIENTS = 1024
 """Connections that a listener holds at once; more are turned away."""
-NO_PORT = "no free port"
+NO_PORT, NO_ROUTE = "no free port", "no route"
 MORE_PORTS = (
     "see what has so many: ss -tan; or widen the range:"
     " sysctl -w net.ipv4.ip_local_port_range='32768 60999'"
@@ -40,7 +40,7 @@ MORE_PORTS = (
 RESULTS = {
     errno.ECONNREFUSED: "refused",
     errno.EHOSTUNREACH: "unreachable",
-    errno.ENETUNREACH: "no route",
+    errno.ENETUNREACH: NO_ROUTE,
     errno.ECONNRESET: "reset",
     errno.EPIPE: "reset",
     errno.EACCES: "not permitted",

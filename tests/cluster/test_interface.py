@@ -136,7 +136,44 @@ def test_a_firewall_is_not_a_wrong_choice(bed: Testbed) -> None:
     assert "network.interface" not in [check for check, _, _ in results(report, "fail", "warn")]
 
 
+def test_another_subnet_on_one_node(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_interface(node, "ifo0", "10.94.7" if node == "tb3" else "10.94.0")
+    report = run(bed, launch={"interface": "ifo0"})
+    assert causes(report) == [("node", "network.interface", ["tb3"])]
+    assert report["causes"][0]["fix"] == "give ifo0 an address in 10.94.0.0/24; it has 10.94.7.3"
+    said = summary(report, "network.path_mtu", "tb3")
+    assert said == "no route between it and the other nodes, so what size passes cannot be told"
+
+
 # ---- network.route -------------------------------------------------------------------------
+
+
+def test_one_of_two_nodes_without_a_route(bed: Testbed) -> None:
+    for node in ("tb1", "tb2"):
+        bed.add_interface(node, "rtl0", "10.93.1")
+    bed.run("tb2", "ip", "route", "del", "10.93.1.0/24", "dev", "rtl0")
+    nodes = [bed.spec("tb1"), bed.spec("tb2")]
+    report = run(bed, nodes=nodes, launch={"interface": "rtl0"})
+    assert causes(report)[0] == ("pair", "network.route", ["tb2", "tb1"])
+    assert report["causes"][0]["summary"].startswith("tb2 has no way to tb1 (10.93.1.1): no route")
+    assert report["causes"][0]["fix"] == "ip route add 10.93.1.0/24 dev rtl0"
+    assert len(report["causes"]) == 1
+
+
+def test_two_interfaces_of_all_nodes_in_one_subnet(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_interface(node, "rtx0", "10.95.0")
+    for number, node in enumerate(bed.names, 101):
+        bed.add_interface(node, "rtx1", "10.95.1")
+        bed.run(node, "ip", "addr", "add", f"10.95.0.{number}/24", "dev", "rtx1")
+        bed.run(node, "ip", "addr", "del", f"10.95.1.{number - 100}/24", "dev", "rtx1")
+    report = run(bed, launch={"interface": "rtx1"})
+    assert causes(report) == [("cluster", "network.route", list(bed.names))]
+    assert report["causes"][0]["summary"] == (
+        "tb1 goes to tb2 (10.95.0.102) by rtx0, not by rtx1: "
+        "10.95.0.0/24 of rtx1 and 10.95.0.0/24 of rtx0 overlap; so it is with 2 more"
+    )
 
 
 def test_a_second_interface_in_the_same_subnet(bed: Testbed) -> None:

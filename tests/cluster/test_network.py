@@ -306,7 +306,7 @@ def test_a_rail_that_one_node_lacks(bed: Testbed) -> None:
     report = run(bed, launch={"env": {"NCCL_SOCKET_IFNAME": "eth"}})
     assert causes(report) == [("node", "network.interface", ["tb3"])]
     said = summary(report, "network.interface", "tb3")
-    assert said == "interfaces of the data plane: 1, the 3 others have 2"
+    assert said == "interfaces of the data plane: 1, the 3 others have 2; here eth0"
 
 
 def test_bridges_of_containers_are_no_data_plane(bed: Testbed) -> None:
@@ -318,7 +318,7 @@ def test_bridges_of_containers_are_no_data_plane(bed: Testbed) -> None:
     assert (done.returncode, causes(report)) == (0, [])
     ((check, node, words),) = results(report, "warn", "unknown")
     assert (check, node) == ("network.interface", "tb2")
-    assert words.startswith("NCCL would use br-4f2a")
+    assert words.startswith("by NCCL_SOCKET_IFNAME=^lo,docker (launch.env), NCCL would use br-4f2a")
     assert summary(report, "network.mtu", "tb2") == "eth0 has MTU 1400"
 
 
