@@ -16,7 +16,8 @@ Source: torch.distributed with Gloo, over TCP, one rank a node, in the training 
     whole numbers. busbw = bytes / time * 2 (n-1) / n, as nccl-tests has it (doc/PERFORMANCE.md).
     Of a link's speed 50 to 70 % are usual without RDMA: below that it is a warning, if the CPU is
     not what limits. A path is slow below half of what is usual, as dlrover takes a node for a
-    straggler above twice the median. GPUs and NVLink are not seen by it.
+    straggler above twice the median; what looks slow is tried up to five times, and the best
+    counts. GPUs and NVLink are not seen by it.
 Fix: see what the other checks of network say of that node; `preflight run --level deep` measures
     TCP alone.
 """

@@ -63,7 +63,9 @@ def test_two_slow_nodes(bed: Testbed) -> None:
     for node in ("tb2", "tb4"):
         bed.rate_limit(node, 200)
     report = run(bed)
-    assert sorted(causes(report)) == [("node", CHECK, ["tb2"]), ("node", CHECK, ["tb4"])]
+    found = causes(report)  # one if both are as slow, to the last digit
+    assert {(kind, check) for kind, check, _ in found} == {("node", CHECK)}
+    assert sorted(node for _, _, nodes in found for node in nodes) == ["tb2", "tb4"]
 
 
 def test_a_slow_pair(bed: Testbed) -> None:
@@ -144,3 +146,10 @@ def test_no_torch_anywhere(bed: Testbed) -> None:
     assert results(report, "skip") == [
         (CHECK, n, "no torch in /usr/bin/python3") for n in bed.names
     ]
+
+
+def test_large_packets_that_are_lost(bed: Testbed) -> None:
+    bed.lose_large("tb2", 1450)
+    report = run(bed, "--only", "network,collective")
+    assert causes(report) == [("node", "network.path_mtu", ["tb2"])]
+    assert (CHECK, "tb2") in {(check, node) for check, node, _ in results(report, "fail")}
