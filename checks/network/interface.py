@@ -64,6 +64,8 @@ CARRIED = (
     *("network.port", "network.path_mtu", "network.latency", "network.bandwidth"),
     *("collective.all_reduce", "collective.pairs"),
 )
+FURTHER = ("network.route", "collective.all_reduce", "collective.pairs")
+"""What can follow from a choice besides that of where ranks meet."""
 SLOWS = ("network.bandwidth", "collective.all_reduce", "collective.pairs")
 
 
@@ -366,7 +368,7 @@ def missed(node: str, culprit: Culprit, slot: Slot, facts: Mapping[str, Chosen])
         observed=result,
         fix=moved(one, usual) or named(one, other_way(culprit, slot, facts)),
         reproduce="ip -brief address",
-        explains=CARRIED if slot.meets else CARRIED[-2:],
+        explains=CARRIED if slot.meets else FURTHER,
         **about(culprit, node, len(facts)),
     )
 

@@ -113,6 +113,22 @@ def test_a_rail_that_no_node_reaches(bed: Testbed) -> None:
     )
 
 
+def test_a_network_of_pods_that_is_not_routed(bed: Testbed) -> None:
+    for number, node in enumerate(bed.names, 1):
+        lines = ["link add podhost type veth peer name podnet"]
+        lines += [f"addr add 10.0.{number}.23/32 dev podhost"]
+        lines += ["link set podhost up", "link set podnet up"]
+        bed.machines[node].run("ip", "-batch", "-", stdin="\n".join(lines))
+        bed._undo(bed.run, node, "ip", "link", "del", "podhost")
+    report = run(bed)
+    assert causes(report) == [("cluster", "network.interface", list(bed.names))]
+    assert summary(report, "network.interface", "tb1") == (
+        "NCCL would use podhost (10.0.1.23; NCCL's choice), which no node reaches: "
+        "no route to that network"
+    )
+    assert report["causes"][0]["fix"] == "set NCCL_SOCKET_IFNAME=eth0"
+
+
 def test_another_interface_that_is_as_good(bed: Testbed) -> None:
     for node in bed.names:
         bed.add_interface(node, "ifs0", "10.85.0")
