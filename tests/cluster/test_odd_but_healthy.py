@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from tests.cluster.blame import causes, results, summary
 from tests.cluster.testbed import Testbed
@@ -31,6 +34,29 @@ table inet filter {{
     }}
 }}
 """
+
+KUBERNETES = """
+-N KUBE-FIREWALL
+-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate ESTABLISHED,DNAT -j DROP
+-N KUBE-SERVICES
+-A KUBE-SERVICES -p tcp -m addrtype --dst-type LOCAL -m tcp --dport 30500 -j REJECT
+-A KUBE-SERVICES -d 10.96.3.4/32 -p tcp -m tcp --dport 29500 -j REJECT
+-A INPUT -m conntrack --ctstate NEW -m comment --comment kube-proxy -j KUBE-SERVICES
+-A INPUT -j KUBE-FIREWALL
+-N cali-wl-to-host
+-A cali-wl-to-host -j DROP
+-A INPUT -p ipencap -j DROP
+-A INPUT -i cali+ -g cali-wl-to-host
+-N f2b-sshd
+-A f2b-sshd -s 203.0.113.7/32 -j REJECT
+-A INPUT -p tcp -m multiport --dports 22 -j f2b-sshd
+-A INPUT -m conntrack --ctstate INVALID -j DROP
+-A INPUT -p tcp --syn -m hashlimit --hashlimit-above 999/sec --hashlimit-name syn -j DROP
+-A FORWARD -j DROP
+-A INPUT -s 10.78.0.0/24 -j ACCEPT
+-A INPUT -j REJECT --reject-with icmp-host-prohibited
+"""
+"""What kube-proxy, Calico and fail2ban write, and a host's own firewall after it."""
 
 
 def healthy(bed: Testbed, *args: str, **overrides: Any) -> dict[str, Any]:
@@ -120,3 +146,56 @@ def test_what_is_odd_and_not_chosen(bed: Testbed) -> None:
     bed.change_file(one, "/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {one}\n{hosts}")
     env = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
     healthy(bed, launch={"env": env})
+
+
+def one_subnet(number: int) -> list[str]:
+    """Return what makes several interfaces in one subnet; the kernel sends by the first."""
+    return [
+        line
+        for which in range(4)
+        for line in (
+            f"link add odn{which} link eth0 type macvlan mode bridge",
+            f"addr add 10.95.0.{10 * number + which}/24 dev odn{which}",
+            f"link set odn{which} up",
+        )
+    ]
+
+
+def hosts_alone(number: int) -> list[str]:
+    """Return what makes addresses without a subnet, each with its own route."""
+    return [
+        "link add odp0 link eth0 type macvlan mode bridge",
+        f"addr add 10.66.0.{number}/32 dev odp0",
+        "link set odp0 up",
+        *(f"route add 10.66.0.{peer}/32 dev odp0" for peer in range(1, 5) if peer != number),
+    ]
+
+
+def ipv6_alone(number: int) -> list[str]:
+    """Return what makes a data plane without IPv4."""
+    return [
+        "link add ods0 link eth0 type macvlan mode bridge",
+        f"addr add fd00:9::{number}/64 dev ods0 nodad",
+        "link set ods0 up",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"), [(one_subnet, "odn"), (hosts_alone, "odp"), (ipv6_alone, "ods")]
+)
+def test_a_data_plane_of_its_own(
+    bed: Testbed, lines: Callable[[int], list[str]], name: str
+) -> None:
+    for number, node in enumerate(bed.names, 1):
+        ip(bed, node, *lines(number))
+    healthy(bed, "--only", "network", launch={"env": {"NCCL_SOCKET_IFNAME": name}})
+
+
+@pytest.mark.parametrize("kind", ["nft", "legacy"])
+def test_rules_of_others(bed: Testbed, kind: str) -> None:
+    for node in bed.names:
+        program = f"iptables-{kind}"
+        bed._undo(bed.run, node, "sh", "-c", f"{program} -F; {program} -X")
+        for line in KUBERNETES.strip().splitlines():
+            bed.run(node, program, *line.split())
+    healthy(bed, "--only", "network")
