@@ -29,6 +29,7 @@ from typing import Any, Mapping
 
 from preflight.api import Check, Expect, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node import nvml
+from preflight.node.launch import wanted
 from preflight.node.pairs import Culprit, Pair, about, between, blame, present, stricken
 from preflight.node.software import guessed
 from preflight.node.trials import Ranked, all_together, in_words, is_good, own
@@ -247,8 +248,14 @@ def pairs(facts: Facts) -> dict[str, dict[str, str]]:
     }
 
 
+def surroundings(want: Want) -> tuple[Any, ...]:
+    keys = ("master", "python", "workdir")
+    return ({key: want.get(f"launch.{key}") for key in keys}, *wanted(want))
+
+
 CHECK = Check(
     exercise=all_together,
+    args=surroundings,
     compare=compare,
     level="standard",
     expects=(
