@@ -18,7 +18,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Iterator, Mapping, NamedTuple, TypedDict
+from typing import Any, Collection, Iterator, Mapping, NamedTuple, TypedDict
 
 from preflight.api import (
     FAIL,
@@ -124,8 +124,18 @@ def by_itself(
     good = [b for b in mine if b not in bad]
     devices = dict.fromkeys(one["there"]["device"] for b in good for one in fact["routes"][b])
     rest = f"; of {some(bad)} it is told there" if bad else ""
+    left = unused(fact, devices)
+    rest += f"; nothing goes by {some(left)}, of the same subnet" if left else ""
     goes = f"goes to {some(good) or 'none'}{of_all(len(mine), len(facts))}"
     return ok(f"{goes} by {some(list(devices)) or 'none'}{rest}")
+
+
+def unused(fact: Ways, devices: Collection[str]) -> list[str]:
+    """Return the interfaces by which nothing goes out, as it does by others in their subnet."""
+    places = places_of(fact)
+    taken = {one["subnet"] for one in places if one["interface"] in devices}
+    left = [one for one in places if one["interface"] not in devices]
+    return [one["interface"] for one in left if one["subnet"] in taken]
 
 
 def said(mine: Mapping[str, list[Fault]]) -> Verdict | None:
