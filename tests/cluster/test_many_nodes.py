@@ -18,7 +18,22 @@ HIGH = "32768-60999"
 @pytest.fixture
 def many(testbed: Testbed, tmp_path: Path) -> Iterator[Testbed]:  # noqa: ARG001 - can be raised
     with Testbed(tmp_path, COUNT) as large, large.inside():
+        introduce(large)
         yield large
+
+
+def introduce(bed: Testbed) -> None:
+    """Give every node the link-layer addresses of all others.
+
+    Those that are looked up take a place in a table that the kernel has once for all namespaces
+    (1,024 by net.ipv4.neigh.default.gc_thresh3), so that tests beside this one would suffer.
+    """
+    machines = bed.machines.values()
+    links = {one.name: one.run("cat", "/sys/class/net/eth0/address").strip() for one in machines}
+    for machine in machines:
+        others = [one for one in machines if one is not machine]
+        lines = [f"neigh add {o.address} lladdr {links[o.name]} dev eth0" for o in others]
+        machine.run("ip", "-batch", "-", stdin="\n".join(lines))
 
 
 def test_a_sample_of_pairs(many: Testbed) -> None:
