@@ -60,8 +60,6 @@ class Network:
     gbps: float
     """That a node really gets, each way."""
     latency_us: float = LATENCY_US
-    is_bus: bool = False
-    """Measured by an all_reduce over all GPUs, so that what is inside the nodes is in it."""
 
     @property
     def rate(self) -> float:
@@ -89,13 +87,12 @@ class Gradients:
     @property
     def inside(self) -> float:
         """Bytes a second among the GPUs of a node."""
-        here = (self.nvlink_gbs or PCIE_GBS) * 1e9
-        return max(here, self.network.rate) if self.network.is_bus else here
+        return (self.nvlink_gbs or PCIE_GBS) * 1e9
 
     @property
     def is_hierarchical(self) -> bool:
         """Whether nodes add up inside before they send."""
-        return self.nvlink_gbs is not None and self.gpus_per_node > 1 and not self.network.is_bus
+        return self.nvlink_gbs is not None and self.gpus_per_node > 1
 
     @property
     def between(self) -> float:

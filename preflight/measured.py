@@ -1,12 +1,13 @@
 """Bandwidth and latency that a run has measured, out of its report.
 
-Several checks can tell them. What a collective had counts before what TCP has: it is what training
-does. Of all paths the slowest one counts, since every collective waits for it.
+Several checks can tell them. TCP streams, of a run with `--level deep`, fill a link better than an
+all_reduce by Gloo does, for which a CPU is often too slow. Of all paths the slowest one counts,
+since every collective waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Annotated, NamedTuple, TypeVar
@@ -26,8 +27,6 @@ class Bandwidth(NamedTuple):
     """What the network carries."""
 
     gbps: float
-    is_bus: bool
-    """Of an all_reduce over all GPUs, inside nodes and between them."""
     instrument: str
 
 
@@ -39,17 +38,25 @@ class Latency(NamedTuple):
 
 
 class Size(BaseModel):
-    """What an all_reduce of one size had."""
+    """What an all_reduce of one size took."""
 
     bytes: Annotated[int, Field(gt=0)]
-    busbw_gbs: Annotated[float, Field(gt=0)]
+    ms: Annotated[float, Field(gt=0)]
+    busy: float
+
+
+class Rank(BaseModel):
+    """What came of one rank of several."""
+
+    at: str
+    world: Annotated[int, Field(gt=1)]
+    sizes: list[Size]
 
 
 class AllReduce(BaseModel):
     """Of the facts of collective.all_reduce: what is used here."""
 
-    engine: str
-    sizes: list[Size] = []
+    run: Rank | None
 
 
 class Drawn(BaseModel):
@@ -84,18 +91,19 @@ def bandwidth(report: Report, path: Path) -> Bandwidth | None:
     Raises:
         ConfigError: the facts are not what such a check gives, or a path carries nothing.
     """
-    return by_all_reduce(report, path) or by_streams(report, path)
+    return by_streams(report, path) or by_all_reduce(report, path)
 
 
 def by_all_reduce(report: Report, path: Path) -> Bandwidth | None:
     """Return the bus bandwidth of the largest size, at which latency counts least."""
-    told = {node: fact for node, fact in facts(report, path, ALL_REDUCE, AllReduce) if fact.sizes}
-    if not told:
+    told = [fact.run for _, fact in facts(report, path, ALL_REDUCE, AllReduce) if fact.run]
+    if not told or any(run.at or not run.sizes for run in told):
         return None
-    found = [max(fact.sizes, key=lambda size: size.bytes) for fact in told.values()]
-    least, engine = min(size.busbw_gbs for size in found), next(iter(told.values())).engine
-    words = f"busbw {least:.3g} GB/s of an all_reduce by {engine} ({ALL_REDUCE})"
-    return Bandwidth(8 * least, True, words)
+    found = [max(run.sizes, key=lambda size: size.bytes) for run in told]
+    slowest, world = max(found, key=lambda size: size.ms / size.bytes), told[0].world
+    gbps = 8 * slowest.bytes / slowest.ms / 1e6 * 2 * (world - 1) / world
+    words = f"busbw {gbps / 8:.3g} GB/s of an all_reduce of {world} nodes by Gloo ({ALL_REDUCE})"
+    return Bandwidth(gbps, limited(words, [size.busy for size in found]))
 
 
 def by_streams(report: Report, path: Path) -> Bandwidth | None:
@@ -115,9 +123,13 @@ def by_streams(report: Report, path: Path) -> Bandwidth | None:
         )
     usual = median(one.gbps for one in paths.values())
     words = f"TCP of the slowest of {len(paths)} paths, {a} to {b}, usual {usual:.3g} ({STREAMS})"
-    if max(slowest.busy, default=0.0) >= BUSY:
-        words += "; a CPU is what limits, the network may carry more"
-    return Bandwidth(slowest.gbps, False, words)
+    return Bandwidth(slowest.gbps, limited(words, slowest.busy))
+
+
+def limited(words: str, busy: Iterable[float]) -> str:
+    """Return what is said of an instrument, and whether the network was what limited."""
+    is_cpu = max(busy, default=0.0) >= BUSY
+    return words + ("; a CPU is what limits, the network may carry more" if is_cpu else "")
 
 
 def latency(report: Report, path: Path) -> Latency | None:

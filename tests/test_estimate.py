@@ -37,9 +37,7 @@ jobs = st.builds(
         Gradients,
         parameters=st.floats(1, 1e13),
         dtype=st.sampled_from([*BYTES]),
-        network=st.builds(
-            Network, st.floats(0.001, 1e5), latency_us=st.floats(0, 1e6), is_bus=st.booleans()
-        ),
+        network=st.builds(Network, st.floats(0.001, 1e5), latency_us=st.floats(0, 1e6)),
         gpus_per_node=st.integers(1, 72),
         nvlink_gbs=st.none() | st.floats(1, 2000),
         compression=st.floats(1, 1000),
@@ -109,12 +107,6 @@ def test_without_nvlink_the_ring_goes_through_all_gpus() -> None:
     slow, fast = (Gradients(7e9, "bf16", Network(gbps, 0.0), 8) for gbps in (80.0, 800.0))
     assert slow.sync(2).seconds == pytest.approx(2 * 15 / 16 * 14e9 / 10e9)
     assert fast.sync(2).seconds == pytest.approx(2 * 15 / 16 * 14e9 / (PCIE_GBS * 1e9))
-
-
-def test_a_bus_that_was_measured_has_what_is_inside() -> None:
-    measured = Gradients(7e9, "bf16", Network(8 * 300.0, 0.0, is_bus=True), 8)
-    assert measured.sync(4).seconds == pytest.approx(2 * 31 / 32 * 14e9 / 300e9)
-    assert measured.sync(4) == replace(measured, nvlink_gbs=370).sync(4)
 
 
 def test_remedies_are_the_best_first_and_alone_enough_where_they_can_be() -> None:

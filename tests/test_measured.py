@@ -26,15 +26,8 @@ def case(check: str, name: str) -> dict[str, Any]:
 
 
 def made(facts: Mapping[str, Mapping[str, Any]]) -> model.Report:
-    """Return a report with facts, also of checks that there are not yet."""
-    here = {check: by for check, by in facts.items() if check in KNOWN}
-    base = report([KNOWN[check] for check in here], here)
-    more = {
-        check: {node: {"value": value} for node, value in by.items()}
-        for check, by in facts.items()
-        if check not in KNOWN
-    }
-    return base.model_copy(update={"facts": {**base.facts, **more}})
+    """Return a report with facts."""
+    return report([KNOWN[check] for check in facts], facts)
 
 
 def streams(**rates: float) -> dict[str, Any]:
@@ -57,7 +50,6 @@ def test_the_slowest_path_counts() -> None:
     ]
     assert found
     assert found.gbps == min(rates)
-    assert not found.is_bus
     assert found.instrument.startswith(f"TCP of the slowest of {len(rates)} paths, ")
 
 
@@ -76,26 +68,26 @@ def test_half_a_round_trip_is_the_latency() -> None:
     assert found.us == max(usual) / 2
 
 
-def test_an_all_reduce_goes_before_tcp() -> None:
-    sizes = [{"bytes": 1 << 20, "busbw_gbs": 90.0}, {"bytes": 1 << 30, "busbw_gbs": 41.0}]
-    slower = [{"bytes": 1 << 30, "busbw_gbs": 40.5, "algbw_gbs": 40.5}]
-    by_nccl: dict[str, Any] = {
-        "a": {"engine": "nccl-tests", "sizes": sizes},
-        "b": {"engine": "nccl-tests", "sizes": slower},
-        "c": {"engine": "nccl-tests", "sizes": []},
-    }
-    facts = {"network.bandwidth": streams(a=9.0, b=8.0), "collective.all_reduce": by_nccl}
-    assert measured.bandwidth(made(facts), PATH) == (
-        8 * 40.5,
-        True,
-        "busbw 40.5 GB/s of an all_reduce by nccl-tests (collective.all_reduce)",
+def test_an_all_reduce_will_do_where_no_tcp_was_measured() -> None:
+    ranks = case("collective.all_reduce", "well")
+    assert {fact["run"]["sizes"][-1]["ms"] for fact in ranks.values()} == {96.0}
+    found = measured.bandwidth(made({"collective.all_reduce": ranks}), PATH)
+    assert found
+    assert found.gbps == pytest.approx(8 * 64 * 2**20 / 96e6 * 2 * 3 / 4)
+    assert found.instrument == (
+        "busbw 1.05 GB/s of an all_reduce of 4 nodes by Gloo (collective.all_reduce);"
+        " a CPU is what limits, the network may carry more"
     )
-    by_nccl["a"]["sizes"] = by_nccl["b"]["sizes"] = []
-    assert measured.bandwidth(made(facts), PATH) == (
+    both = {"network.bandwidth": streams(a=9.0, b=8.0), "collective.all_reduce": ranks}
+    assert measured.bandwidth(made(both), PATH) == (
         8.0,
-        False,
         "TCP of the slowest of 2 paths, a to b, usual 8.5 (network.bandwidth)",
     )
+
+
+def test_an_all_reduce_that_did_not_end_tells_nothing() -> None:
+    ranks = case("collective.all_reduce", "a_rank_that_is_killed")
+    assert measured.bandwidth(made({"collective.all_reduce": ranks}), PATH) is None
 
 
 @pytest.mark.parametrize("name", ["alone", "unreachable"])

@@ -176,7 +176,7 @@ def answer(given: Mapping[str, Any]) -> Estimate:
     gradients = Gradients(
         given["parameters"],
         given["dtype"],
-        Network(bandwidth.gbps, latency.us, bandwidth.is_bus),
+        Network(bandwidth.gbps, latency.us),
         given["gpus_per_node"] or (report and report.want.launch.get("gpus_per_node")) or 1,
         given["nvlink"],
         given["compression"],
@@ -225,7 +225,7 @@ def network(
         nominal, share = given["bandwidth"] or estimate.GBPS, given["efficiency"]
         share = estimate.EFFICIENCY if share is None else share
         words = f"{100 * share:.3g} % of nominal {nominal:,g} Gb/s a node"
-        return Bandwidth(share * nominal, False, words), latency
+        return Bandwidth(share * nominal, words), latency
     if given["efficiency"] is not None:
         raise ConfigError(
             "--efficiency: is a share of --bandwidth; the report has what is reached, leave it out"

@@ -161,7 +161,7 @@ def test_what_is_given_goes_before_the_report(tmp_path: Path) -> None:
     asked = ("--bandwidth", 40, "--latency", 5, "--nodes", 4)
     found = told(tmp_path, "--parameters", "7B", "--from-report", path, *asked)
     assert found["nodes"] == 4
-    assert found["gradients"]["network"] == {"gbps": 24.0, "latency_us": 5.0, "is_bus": False}
+    assert found["gradients"]["network"] == {"gbps": 24.0, "latency_us": 5.0}
 
 
 def test_a_report_with_latency_only(tmp_path: Path) -> None:
