@@ -44,6 +44,7 @@ EXPECTS = (
     Expect("mtu", int, "bytes", "MTU of the data plane"),
     Expect("nic_speed_gbps", float, "Gb/s"),
     Expect("tcp_gbps", float),
+    Expect("all_reduce", float),
     Expect("mounts", list, about="file systems that must be there", fields=MOUNT),
     Expect("shm_gib", float, "GiB"),
     Expect("memlock_gib", float, "GiB"),

@@ -68,6 +68,12 @@ def listen() -> Iterator[Callable[[Callable[[socket.socket], None]], int]]:
         listener.stop()
 
 
+def takes(path: Path) -> bool:
+    """Whether somebody listens at a Unix socket: its file is there some moments before."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(str(path)) == 0
+
+
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AddKey]:
     """A real ssh-agent; the function adds keys to it."""
@@ -88,7 +94,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AddKey]:
     late = threading.Event()
     timer = threading.Timer(WAIT_S, late.set)
     timer.start()
-    while not path.exists() and not late.wait(0.01):
+    while not takes(path) and not late.wait(0.01):
         assert process.poll() is None
     timer.cancel()
     yield add
