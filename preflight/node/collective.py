@@ -25,7 +25,7 @@ from preflight.node.launch import DEFAULT, home
 from preflight.node.launch import interpreter as named
 from preflight.node.net import interfaces, link_gbps, meeting_address
 from preflight.node.nvml import Occupant, occupants
-from preflight.node.software import BEGAN, NO_COMMAND, START, text_for
+from preflight.node.software import BEGAN, NO_COMMAND, PASSED, START, text_for
 from preflight.node.toolbox import end, started
 
 MAIN = "preflight.node.torch_interpreter.main"
@@ -126,7 +126,11 @@ def hold(node: Node, opened: Opened, launch: Mapping[str, Any]) -> Ready:
 def begun(node: Node, launch: Mapping[str, Any], python: str) -> Any:
     """Return the process of the training interpreter."""
     container, env = launch["container"] or {}, dict(launch["env"])
-    ours = {"PREFLIGHT_PROBE": text_for(MAIN, MARK), "PYTHONDONTWRITEBYTECODE": "1"}
+    before = ""
+    if container:  # what an engine is told stands in its command line, which all users may read
+        hidden = {name: env.pop(name) for name in tuple(env) if not PASSED.fullmatch(name)}
+        before = f"os.environ.update({hidden!r})\n"
+    ours = {"PREFLIGHT_PROBE": text_for(MAIN, MARK, before), "PYTHONDONTWRITEBYTECODE": "1"}
     own = home(node, launch["user"]) if launch["user"] and not container else None
     if own:
         env.setdefault("HOME", own)

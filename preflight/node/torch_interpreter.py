@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import fcntl
 import json
 import os
 import select
@@ -46,6 +47,7 @@ def main(mark: str) -> None:
         os.write(1, ("\n" + mark + json.dumps(what) + "\n").encode())
 
     begun = time.monotonic()
+    end_with_input(True)  # an import may hang, and whoever started us may leave us behind
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
 
@@ -58,8 +60,22 @@ def main(mark: str) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever an import raises is the answer
         say(stage="error", **of_error(error))
         os._exit(1)
+    end_with_input(False)
     say(stage="imported", torch=version, seconds=round(time.monotonic() - begun, 2))
     Ranks(torch, dist, say).serve()
+
+
+def end_with_input(at_once: bool) -> None:
+    """Have the kernel end this process (SIGIO) when its input ends or brings something, or not."""
+    flags = fcntl.fcntl(0, fcntl.F_GETFL) & ~os.O_ASYNC
+    if not at_once:
+        fcntl.fcntl(0, fcntl.F_SETFL, flags)
+        return
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it has ended before
+        os._exit(0)
 
 
 def of_error(error: BaseException) -> dict[str, str]:

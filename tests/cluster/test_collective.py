@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ def run(bed: Testbed, *args: str, **overrides: Any) -> dict[str, Any]:
 
 
 def test_all_is_well(bed: Testbed) -> None:
+    before = {node: bed.files(node) for node in bed.names}
     report = run(bed)
     assert causes(report) == []
     assert results(report, "fail", "warn", "unknown", "skip") == []
@@ -39,6 +42,7 @@ def test_all_is_well(bed: Testbed) -> None:
     assert " over 4 nodes (torch 2.13.0+cpu, Gloo): busbw " in said
     assert said.endswith(" GB/s, all sums right")
     assert not any(map(bed.survivors, bed.names))
+    assert {node: bed.files(node) for node in bed.names} == before
 
 
 def test_a_node_with_a_slow_link(bed: Testbed) -> None:
@@ -153,3 +157,67 @@ def test_large_packets_that_are_lost(bed: Testbed) -> None:
     report = run(bed, "--only", "network,collective")
     assert causes(report) == [("node", "network.path_mtu", ["tb2"])]
     assert (CHECK, "tb2") in {(check, node) for check, node, _ in results(report, "fail")}
+
+
+HUNG = """
+import signal
+
+with open("/proc/self/comm", "w") as title:
+    title.write("hung")
+signal.pause()
+"""
+"""A torch whose import comes to no end, and whose process says that it is there."""
+WRAPPER = f'#!/bin/sh\n{TORCH} "$@"\nexit $?\n'
+"""Stays the interpreter's parent, so that a signal to what was started does not end that."""
+
+
+def importing(bed: Testbed, node: str) -> bool:
+    """Whether an import of `HUNG` goes on there."""
+    names = (bed.machines[node].path(f"/proc/{pid}/comm") for pid in ranks(bed, node))
+    return any(name.exists() and name.read_text() == "hung\n" for name in names)
+
+
+def reducing(bed: Testbed, node: str) -> bool:
+    """Whether there is a rank there."""
+    return len(ranks(bed, node)) > 1
+
+
+def agents(bed: Testbed, node: str) -> list[int]:
+    """Return the pids of the agent and of the children that it has forked."""
+    lines = bed.machines[node].processes().items()
+    return [pid for pid, line in lines if line.startswith("python3 -E -s -S -B -c")]
+
+
+def ended_while(bed: Testbed, what: Any, end: str, inventory: Path) -> None:
+    """End a run, or the agents of it, while something goes on on all nodes; nothing may be left."""
+    before = {node: bed.files(node) for node in bed.names}
+    with bed.start("run", str(inventory), "--only", CHECK) as process:
+        for node in bed.names:
+            wait_until(partial(what, bed, node), f"{what.__name__} on {node}", 60)
+        if end == "agents":
+            for node in bed.names:
+                bed.machines[node].kill([min(agents(bed, node))])
+        else:
+            process.send_signal(signal.Signals[end])
+        process.communicate(timeout=RUN_LIMIT_S)
+    wait_until(lambda: not any(map(bed.survivors, bed.names)), "no process of ours")
+    assert {node: bed.files(node) for node in bed.names} == before
+
+
+ENDS = pytest.mark.parametrize("end", ["SIGINT", "SIGKILL", "agents"])
+
+
+@ENDS
+def test_nothing_is_left_of_an_import(bed: Testbed, end: str) -> None:
+    for node in bed.names:
+        bed.change_file(node, "/opt/hung/torch.py", HUNG)
+        bed.change_file(node, "/opt/hung/python", WRAPPER, 0o755)
+    launch = {"python": "/opt/hung/python", "env": {"PYTHONPATH": "/opt/hung"}}
+    inventory = bed.inventory(ssh={"user": "root"}, launch=launch)
+    ended_while(bed, importing, end, inventory)
+
+
+@ENDS
+def test_nothing_is_left_of_an_all_reduce(bed: Testbed, end: str) -> None:
+    inventory = bed.inventory(ssh={"user": "root"}, launch={"python": str(TORCH)})
+    ended_while(bed, reducing, end, inventory)

@@ -149,14 +149,17 @@ def test_a_container_is_entered_with_its_input(
     tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = tmp_path / "said"
+    sees = """assert __import__("os").environ["WANDB_API_KEY"] == "it's secret" """
+    env = {**fake(store=sees)["env"], "WANDB_API_KEY": "it's secret"}
     lines = f'echo "$@" >{said}\nwhile [ "$1" != train ]; do shift; done\nshift'
     script(tmp_path / "docker", f'{lines}\nPYTHONPATH={tmp_path}/site exec "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with holding(container={"engine": "docker", "name": "train"}, **fake()) as ready:
+    with holding(container={"engine": "docker", "name": "train"}, env=env) as ready:
         assert (ready["torch"], ready["why"]) == ("9.9", "")
         told = ordered(ready["door"], task="store", port=0, besides=29500)
         assert told[-1]["stage"] == "listening"
     words = said.read_text().split()
+    assert "secret" not in said.read_text()  # all users of the node may read a command line
     assert words[:2] == ["exec", "--interactive"]
     assert f"PYTHONPATH={tmp_path}/site" in words
 
