@@ -109,7 +109,7 @@ def hold(node: Node, opened: Opened, launch: Mapping[str, Any]) -> Ready:
         return found
     team = Team(process)
     try:
-        told = team.hear(opened, None, ("imported", "error"), IMPORT_S)
+        told = team.hear(opened, None, ("imported", "deaf", "error"), IMPORT_S)
         found.update(imported(team, told, python, bool(container)))  # type: ignore[typeddict-item]
         if not found["torch"]:
             return found
@@ -150,6 +150,9 @@ def imported(
     last: Mapping[str, Any] = told[-1] if told else {}
     if last.get("stage") == "imported":
         return {"torch": last["torch"], "seconds": last["seconds"], "lack": ""}
+    if last.get("stage") == "deaf":
+        words = "does not pass its standard input on to Python, and orders are given that way"
+        return {"why": f"{python} {words}", "lack": "unknown"}
     if last.get("stage") == "error":
         if last["type"] == "ModuleNotFoundError" and "'torch'" in last["error"]:
             return {"why": f"no torch in {python}", "lack": "none"}

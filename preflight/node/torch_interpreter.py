@@ -48,6 +48,9 @@ def main(mark: str) -> None:
 
     begun = time.monotonic()
     end_with_input(True)  # an import may hang, and whoever started us may leave us behind
+    if select.select([0], [], [], 0)[0]:
+        say(stage="deaf")
+        os._exit(1)
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
 
@@ -65,17 +68,11 @@ def main(mark: str) -> None:
     Ranks(torch, dist, say).serve()
 
 
-def end_with_input(at_once: bool) -> None:
-    """Have the kernel end this process (SIGIO) when its input ends or brings something, or not."""
-    flags = fcntl.fcntl(0, fcntl.F_GETFL) & ~os.O_ASYNC
-    if not at_once:
-        fcntl.fcntl(0, fcntl.F_SETFL, flags)
-        return
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
+def end_with_input(on: bool) -> None:
+    """Have the kernel end this process (SIGIO) once its input ends or brings something, or not."""
+    flags = fcntl.fcntl(0, fcntl.F_GETFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # it has ended before
-        os._exit(0)
+    fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
 
 
 def of_error(error: BaseException) -> dict[str, str]:

@@ -123,6 +123,12 @@ def test_an_interpreter_that_is_broken(tmp_path: Path) -> None:
     assert lacking(python=python) == ("broken", words)
 
 
+def test_a_wrapper_that_keeps_the_input(tmp_path: Path, fake: Any) -> None:
+    python = script(tmp_path / "python", f'exec {sys.executable} "$@" </dev/null')
+    words = f"{python} does not pass its standard input on to Python, and orders are given that way"
+    assert lacking(python=python, **fake()) == ("unknown", words)
+
+
 def test_a_torch_without_distributed(fake: Any) -> None:
     words = "import torch: ImportError: this build of torch has no torch.distributed"
     assert lacking(**fake(there="False")) == ("broken", words)
