@@ -124,13 +124,17 @@ def test_an_interpreter_that_does_not_start_is_told_once(bed: Testbed) -> None:
 
 
 def test_a_rank_that_is_killed(bed: Testbed) -> None:
-    inventory = bed.inventory(ssh={"user": "root"}, launch={"python": str(TORCH)})
+    launch = {"python": str(TORCH), "env": {"SITE_PHRASE": "open sesame"}}
+    inventory = bed.inventory(ssh={"user": "root"}, launch=launch)
     path = bed.tmp_path / "killed.json"
     with bed.start("run", str(inventory), "--only", CHECK, "--json", str(path)) as process:
         wait_until(lambda: len(ranks(bed, "tb3")) > 1, "a rank on tb3", 60)
+        # All users of a node may read this.
+        assert "sesame" not in str([bed.machines[node].processes() for node in bed.names])
         bed.machines["tb3"].kill([max(ranks(bed, "tb3"))])
         process.communicate(timeout=RUN_LIMIT_S)
     report = json.loads(path.read_text())
+    assert "sesame" not in str(report["facts"][CHECK])
     assert causes(report) == [("node", CHECK, ["tb3"])]
     said = summary(report, CHECK, "tb3")
     assert said == "an all_reduce of 4 nodes does not end: its rank was ended by SIGKILL"
