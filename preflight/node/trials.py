@@ -48,6 +48,8 @@ NEXT = {"met": "group", "joined": "all_reduce", "peer": "end", "done": ""}
 """At which stage a rank is once it has told something."""
 LONGEST = 200
 """Characters of an error."""
+NO_THREADS = "Resource temporarily unavailable"
+"""EAGAIN of pthread_create(3), by which Gloo starts its threads: no more may be, or no memory."""
 CONSEQUENCE = re.compile(
     r"tim(ed|e) ?out|clos(ed|ure)|reset|refused|connect|broken pipe|peer|remote|no route",
     re.IGNORECASE,
@@ -264,8 +266,10 @@ def digest(told: Sequence[Mapping[str, Any]], nodes: Sequence[str]) -> Run:
 
 
 def briefly(error: str) -> str:
-    """Return an error of torch without the place in its sources."""
-    return re.sub(r"^\[(enforce fail at )?[^\]]*\]\s*", "", error).strip()[:LONGEST]
+    """Return an error of torch without the place in its sources and the condition there."""
+    words = re.sub(r"^\[(enforce fail at )?[^\]]*\]\s*(\S+ [!=]= \S+\. )?", "", error).strip()
+    more = ": no more threads can be started (see ulimit -u and -v)" if words == NO_THREADS else ""
+    return words[:LONGEST] + more
 
 
 def is_good(run: Run | None) -> bool:
@@ -288,7 +292,9 @@ def own(run: Run | None) -> bool:
 def in_words(run: Run) -> str:
     """Return what came of a rank that is not good."""
     if run["signal"]:
-        return f"its rank was ended by {signal.Signals(run['signal']).name}"
+        name = signal.Signals(run["signal"]).name
+        more = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
+        return f"its rank was ended by {name}{more}"
     if run["at"] and run["absent"]:
         return f"{some(run['absent'])} did not come to where ranks meet"
     if run["error"]:
