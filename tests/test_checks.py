@@ -19,6 +19,7 @@ from preflight import catalog
 from preflight.api import Unobservable, Want
 from preflight.catalog import Loaded
 from preflight.judge import REACH, judge_check
+from preflight.node.pairs import ALL_UP_TO, some_rounds
 from preflight.node.replay import Replay
 
 CASES = Path(__file__).parent / "checks"
@@ -106,3 +107,17 @@ def test_a_node_that_was_lost_meanwhile(one: Loaded, path: Path) -> None:
         crashed = [said.details for said in found.values() if "bug in check" in said.summary]
         peers = [peer for said in found.values() for peer in said.peers]
         assert (crashed, lost in peers) == ([], False)
+
+
+def test_bandwidth_of_many_nodes_is_told_to_be_of_a_sample() -> None:
+    names = [f"n{number}" for number in range(ALL_UP_TO + 2)]
+    drawn = {"gbps": 9.3, "busy": [0.1, 0.1], "error": ""}
+    fact = json.loads((CASES / "network/bandwidth/sound.json").read_text())["nodes"]["a"]
+    facts = {name: {"value": {**fact, "drawn": {}}} for name in names}
+    for pair in (pair for together in some_rounds(names) for pair in together):
+        for node, other in (pair, pair[::-1]):
+            facts[node]["value"]["drawn"][other] = drawn
+    want = want_of({"nodes": facts})
+    found = judge_check(CATALOG["network.bandwidth"], facts, want, set(names))
+    assert {verdict.status for verdict in found.values()} == {"pass"}
+    assert all(verdict.summary.endswith(" (a sample of 65)") for verdict in found.values())

@@ -69,6 +69,7 @@ from preflight.node.pairs import (
     between,
     blame,
     disjoint,
+    of_all,
     present,
     some_rounds,
     stricken,
@@ -280,7 +281,8 @@ def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], right
     if worse and not slow:
         return worse
     met = sorted({other(pair, node) for pair in judged} - {*slow})
-    words = [f"TCP at {shown(judged.values())} with {some(met)}"] if met else []
+    sample = of_all(len(met) + len(slow), len(facts))
+    words = [f"TCP at {shown(judged.values())} with {some(met)}{sample}"] if met else []
     words += [f"TCP with {some(slow)} is slow, which is told there"] if slow else []
     if 2 * len(bound) > len(mine) or (len(judged) < len(mine) and not slow):
         words.append(f"{limiter(node, mine)} is what limits")

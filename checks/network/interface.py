@@ -56,7 +56,7 @@ from preflight.node.chosen import (
 from preflight.node.launch import wanted
 from preflight.node.mesh import briefly
 from preflight.node.net import NCCLS, Network, main_interfaces, strayed, usual_choice
-from preflight.node.pairs import Culprit, about, blame, present, stricken
+from preflight.node.pairs import Culprit, about, blame, of_all, present, stricken
 
 NAME_IT = "name it for all nodes: launch.interface, or NCCL_SOCKET_IFNAME in launch.env"
 CARRIED = (
@@ -108,7 +108,9 @@ def well(node: str, fact: Chosen, want: Want) -> Verdict:
         return unknown(fact["problem"] or "no other node could be dialled")
     bad = [b for b, got in fact["answers"].items() if not any(map(is_well, got.values()))]
     rest = f"; to {some(bad)} there is no way, which is told elsewhere" if bad else ""
-    return ok(f"{words}{rest}")
+    count = len(fact["answers"])
+    sample = of_all(count, len(want.nodes))
+    return ok(f"{words}{f'; dialled {count} nodes{sample}' if sample else ''}{rest}")
 
 
 def by_whom(found: Iterable[Choice]) -> list[tuple[str, list[Choice]]]:

@@ -41,7 +41,8 @@ def test_a_sample_of_pairs(many: Testbed) -> None:
     closed, hole = many.names[COUNT // 2], many.names[-1]
     many.drop(closed, HIGH)
     many.lose_large(hole, 1450)
-    checks = ("network.ephemeral", "network.path_mtu", "network.latency", "network.names")
+    names = ("ephemeral", "path_mtu", "latency", "names", "interface")
+    checks = tuple(f"network.{name}" for name in names)
     _, report = many.report("run", str(many.inventory()), "--only", ",".join(checks), timeout=120)
     assert causes(report) == [
         ("node", "network.ephemeral", [closed]),
