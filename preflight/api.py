@@ -22,6 +22,7 @@ from typing import (
 )
 
 F = TypeVar("F")
+R = TypeVar("R", contravariant=True)
 
 PASS, SKIP, WARN, UNKNOWN, FAIL = "pass", "skip", "warn", "unknown", "fail"
 STATUSES = (PASS, SKIP, WARN, UNKNOWN, FAIL)
@@ -272,10 +273,13 @@ class Want:
         return default if value is None else value
 
 
-class Opened(Protocol):
-    """The node's end of an open call: a function that stays until it is told to stop."""
+class Opened(Protocol[R]):
+    """The node's end of an open call: a function that stays until it is told to stop.
 
-    def ready(self, facts: Mapping[str, Any]) -> None:
+    `Opened[...]` says what it tells once it is in place.
+    """
+
+    def ready(self, facts: R) -> None:
         """Tell the controller that the function is in place, and what it must know of it."""
 
     def fileno(self) -> int:
@@ -285,8 +289,9 @@ class Opened(Protocol):
 class Reply(NamedTuple):
     """What a call on a node gave: a value, or a problem (then the value is None).
 
-    A problem has `kind` (unobservable, timeout, died, bug, too_large, needs_root, not_reached)
-    and `message`; a bug also its `traceback`. `seconds` is the time that it took on the node.
+    A problem has `kind` (unobservable, timeout, died, bug, too_large, garbled, needs_root,
+    not_reached) and `message`; a bug also its `traceback`. A value is as the function's annotations
+    say, else it is garbled. `seconds` is the time that it took on the node.
     """
 
     value: Any
@@ -308,6 +313,8 @@ class Fleet(Protocol):
 
     nodes: tuple[str, ...]
     """Names of the nodes that were reached, in the inventory's order."""
+    level: str
+    """Of the run: how much an exercise may ask of them."""
 
     def login(self, node: str) -> Mapping[str, Any]:
         """Return how the login on any node of the run went, reached or not."""
@@ -364,6 +371,7 @@ class Check(Generic[F]):
     `lane` of an exercise that bears others beside it says what it has to itself, such as a port:
     those of one lane go one after the other, different lanes side by side. Left out, as where
     anything is timed: it has the cluster to itself.
+    `facts_of` is another check with the same exercise: it is done once, and both judge its facts.
     `explains` names checks whose failures can follow from this one's; a verdict may narrow it.
     `pairs` gives of facts about pairs of nodes what came of each, by both nodes: a word or two,
     nothing where it is good. The report shows it beside the cause.
@@ -375,6 +383,7 @@ class Check(Generic[F]):
     compare: Callable[[Mapping[str, F], Want], Mapping[str, Verdict]] | None = None
     args: Callable[[Want], Sequence[Any]] | None = None
     lane: str = ""
+    facts_of: str = ""
     level: str = "quick"
     timeout_s: float = 10
     needs_root: bool = False

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from preflight.api import LEVELS, Check, Expect
 from preflight.errors import ConfigError
+from preflight.shape import returned
 
 MODULES = "preflight.checks"
 """Check files are loaded under this name, here and on nodes; it is no importable package."""
@@ -77,9 +78,16 @@ class Loaded:
         A probe's arguments are no part of it: facts are judged again with other inventories.
         """
         if self.check.probe is None:
-            return self.id
+            return self.check.facts_of or self.id
         rooted = " as root" if self.check.needs_root else ""
         return f"{self.check.probe.__module__}:{self.check.probe.__name__}{rooted}"
+
+    @property
+    def promise(self) -> Any:
+        """Return what its facts of one node are, as annotated; Any where that is not told."""
+        if self.check.exercise:
+            return (*get_args(returned(self.check.exercise)), Any, Any)[1]
+        return returned(self.check.probe) if self.check.probe else Any
 
 
 class Catalog(Mapping[str, Loaded]):
@@ -172,6 +180,7 @@ def load(dirs: Sequence[Path] = ()) -> Catalog:
                 raise ConfigError(
                     f"{one.path}: expect.{expect.key} is declared by {other} too; rename one"
                 )
+    see_what_is_shared(found)
     see_no_circle(found)
     return Catalog(found.values())
 
@@ -195,6 +204,15 @@ def files(folder: Path) -> list[Path]:
             f"{folder}: has no check in it; a check is a file like network/mtu.py there"
         )
     return found
+
+
+def see_what_is_shared(found: Mapping[str, Loaded]) -> None:
+    """Raise a ConfigError where a check judges facts that its own exercise would not give."""
+    given = {i: one.check.exercise for i, one in found.items() if not one.check.facts_of}
+    for one in found.values():
+        of = one.check.facts_of
+        if of and not (one.check.exercise and given.get(str(of)) is one.check.exercise):
+            raise ConfigError(f"{one.path}: facts_of={of!r} is no check with the same exercise=")
 
 
 def see_no_circle(found: Mapping[str, Loaded]) -> None:

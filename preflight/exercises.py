@@ -25,12 +25,17 @@ they need milliseconds."""
 def batches(checks: Sequence[Loaded]) -> list[list[Loaded]]:
     """Return which exercises go at the same time, in order: those with a lane, then one by one.
 
-    What the logins tell comes last: a node may be lost while others are exercised.
+    One that several checks share goes once. What the logins tell comes last: a node may be lost
+    while others are exercised.
     """
-    first = [one for one in checks if one.group != ALWAYS]
+    once: dict[str, Loaded] = {}
+    for one in checks:
+        if one.check.exercise:
+            once.setdefault(one.evidence, one)
+    first = [one for one in once.values() if one.group != ALWAYS]
     together = [one for one in first if one.check.lane]
     alone = [one for one in first if not one.check.lane]
-    alone += [one for one in checks if one.group == ALWAYS]
+    alone += [one for one in once.values() if one.group == ALWAYS]
     return [*filter(None, [together]), *([one] for one in alone)]
 
 

@@ -9,10 +9,28 @@ from typing import Any
 from preflight.api import Reply
 from preflight.fanout import fan_out
 from preflight.session import DEADLINE, Running, Session
+from preflight.shape import garbled, readied, returned, understood
 
 WIDTH = 64
 """Calls of one `map` that wait side by side; each is one frame each way, so this is plenty."""
 LATE = Reply(None, {"kind": "timeout", "message": DEADLINE})
+
+
+class Open:
+    """An open call; `preflight.api.Running` is its contract.
+
+    Args:
+        running: it.
+        promise: of its answer.
+    """
+
+    def __init__(self, running: Running, promise: Any) -> None:
+        self.ready = running.ready
+        self._running, self._promise = running, promise
+
+    def stop(self) -> Reply:
+        """Tell it to stop, and wait for its answer; the second time gives the same."""
+        return understood(self._running.stop(), self._promise)
 
 
 class Fleet:
@@ -22,6 +40,7 @@ class Fleet:
         sessions: of the reached nodes, by name, in the inventory's order.
         logins: how the login went, of all nodes.
         deadline: monotonic time at which the run must be over; the sessions keep to it too.
+        level: of the run.
     """
 
     def __init__(
@@ -29,10 +48,12 @@ class Fleet:
         sessions: Mapping[str, Session],
         logins: Mapping[str, Mapping[str, Any]],
         deadline: float,
+        level: str,
     ) -> None:
         self._sessions = sessions
         self._logins = logins
         self._deadline = deadline
+        self.level = level
         self.nodes = tuple(sessions)
 
     def login(self, node: str) -> Mapping[str, Any]:
@@ -50,7 +71,9 @@ class Fleet:
         self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
     ) -> Reply:
         """Run a function on one node; never raises."""
-        return self._sessions[node].call(function.__module__, function.__name__, args, timeout_s)
+        session = self._sessions[node]
+        reply = session.call(function.__module__, function.__name__, args, timeout_s)
+        return understood(reply, returned(function))
 
     def map(
         self, function: Callable[..., Any], args: Mapping[str, Sequence[Any]], timeout_s: float = 10
@@ -66,19 +89,18 @@ class Fleet:
     @contextlib.contextmanager
     def start_all(
         self, function: Callable[..., Any], args: Mapping[str, Sequence[Any]], timeout_s: float = 10
-    ) -> Iterator[Mapping[str, Running | Reply]]:
+    ) -> Iterator[Mapping[str, Open | Reply]]:
         """Start a function that stays on several nodes at once, each with its own arguments."""
 
-        def one(node: str) -> Running | Reply:
-            module, name = function.__module__, function.__name__
-            return self._sessions[node].start(module, name, args[node], timeout_s)
+        def one(node: str) -> Open | Reply:
+            return self._start(node, function, args[node], timeout_s)
 
         def over(node: str) -> None:
             running = found[node]
-            if isinstance(running, Running):
+            if isinstance(running, Open):
                 running.stop()
 
-        found: dict[str, Running | Reply] = dict.fromkeys(args, LATE)
+        found: dict[str, Open | Reply] = dict.fromkeys(args, LATE)
         try:
             for done in fan_out(one, tuple(args), WIDTH, self._deadline):
                 found[done.item] = done.result
@@ -90,12 +112,24 @@ class Fleet:
     @contextlib.contextmanager
     def start(
         self, node: str, function: Callable[..., Any], *args: Any, timeout_s: float = 10
-    ) -> Iterator[Running | Reply]:
+    ) -> Iterator[Open | Reply]:
         """Start a function that stays for the length of a `with` block."""
-        session = self._sessions[node]
-        running = session.start(function.__module__, function.__name__, args, timeout_s)
+        running = self._start(node, function, args, timeout_s)
         try:
             yield running
         finally:
-            if isinstance(running, Running):
+            if isinstance(running, Open):
                 running.stop()
+
+    def _start(
+        self, node: str, function: Callable[..., Any], args: Sequence[Any], timeout_s: float
+    ) -> Open | Reply:
+        module, name, promise = function.__module__, function.__name__, returned(function)
+        running = self._sessions[node].start(module, name, args, timeout_s)
+        if isinstance(running, Reply):
+            return understood(running, promise)
+        problem = garbled(running.ready, readied(function))
+        if problem:
+            running.stop()
+            return Reply(None, problem)
+        return Open(running, promise)

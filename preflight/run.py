@@ -173,15 +173,16 @@ def run(plan: Plan, transports: Mapping[str, Transport]) -> Generator[Event, Non
             {n: seen[n].sessions[0] for n in names if seen[n].login["reached"]},
             {n: seen[n].login for n in names},
             errand.deadline,
+            plan.level,
         )
-        for batch in batches([one for one in plan.running if one.check.exercise]):
+        for batch in batches(plan.running):
             going = [check.id for check in batch]
-            replies |= {check_id: dict.fromkeys(names, LATE) for check_id in going}
+            replies |= {check.evidence: dict.fromkeys(names, LATE) for check in batch}
             yield Exercising(tuple(going))
             for visit in seen.values():
                 visit.see_lost()
             for check, found in exercised(batch, fleet, want, errand.deadline):
-                replies[check.id] = found
+                replies[check.evidence] = found
                 going.remove(check.id)
                 if going:
                     yield Exercising(tuple(going))

@@ -59,6 +59,8 @@ def test_a_folder_of_the_sites_own(tmp_path: Path) -> None:
             ", explains='network.port'",
             ", lane='port'",
             ", lane=1",
+            ", facts_of='network.port'",
+            ", facts_of=['network.port']",
         ),
         *(", explains=(judge,)", ", expects=('x',)", ", expects=Expect('x', int)"),
         *(", expects=(Expect('_x', int),)", ", expects=(Expect('model_config', int),)"),

@@ -415,6 +415,19 @@ def test_exercises_of_different_lanes_run_side_by_side(tmp_path: Path) -> None:
         assert [event.facts[check.id][node] for node in ("a", "b")] == [{"value": True}] * 2
 
 
+def test_an_exercise_of_two_checks_goes_once(tmp_path: Path) -> None:
+    track = Track()
+    first = laned(tmp_path, "made.a", "", track.run("both"))
+    check = replace(first.check, facts_of="made.a")
+    second = replace(made(tmp_path, "made.b", EXERCISE.format(body="{}")), check=check)
+    for checks in ([first, second], [second]):
+        track.order.clear()
+        found, _ = outcome(checks)
+        assert track.order == ["both"]
+        assert found.facts["made.a"] == {n: {"value": "both"} for n in "ab"}
+        assert "made.b" not in found.facts
+
+
 def test_exercises_of_one_lane_never_overlap(tmp_path: Path) -> None:
     track = Track()
     names = [f"made.n{number}" for number in range(4)]
