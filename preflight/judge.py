@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from preflight.api import FAIL, STATUSES, Verdict, Want, skip, unknown
 from preflight.catalog import Loaded
+from preflight.shape import garbled
 
 Fact = Mapping[str, Any]
 """`{"value": ...}` or `{"problem": {"kind": ..., "message": ...}}`."""
@@ -19,6 +21,9 @@ REACH = "access.ssh"
 """The check whose facts say which nodes were reached."""
 SCOPES = ("node", "pair", "cluster")
 SKIPPED_KINDS = ("needs_root", "not_reached", "not_permitted")
+FEW = 8
+"""Nodes whose answers are left out at most to find where a check crashes; a node costs some ten
+tries more."""
 USED_UP = {"too many open files": "ulimit -n", "resource temporarily unavailable": "ulimit -u"}
 """What a node says that is at a limit of files or processes, and what shows that limit."""
 
@@ -66,6 +71,17 @@ def judge(
     return cells
 
 
+def understood(checks: Sequence[Loaded], evidence: Evidence) -> Evidence:
+    """Return evidence in which what is not as its check promises is a problem of that node."""
+    promises = {one.evidence: one.promise for one in checks}
+
+    def read(key: str, fact: Fact) -> Fact:
+        problem = garbled(fact["value"], promises.get(key, Any)) if "value" in fact else None
+        return {"problem": problem} if problem else fact
+
+    return {k: {n: read(k, fact) for n, fact in by.items()} for k, by in evidence.items()}
+
+
 def judge_check(
     one: Loaded, facts: Mapping[str, Fact | None], want: Want, there: set[str]
 ) -> dict[str, Verdict]:
@@ -82,17 +98,55 @@ def judge_check(
             values[node] = fact["value"]
         else:
             verdicts[node] = of_problem(one, (fact or {}).get("problem"))
-    compare = one.check.compare
     if one.check.judge:
         found = {n: guarded(one, one.check.judge, value, want) for n, value in values.items()}
-    elif compare and values:
-        compared = guarded(one, lambda f, w: dict(compare(f, w)), values, want)
-        crash = isinstance(compared, Verdict)
-        found = dict.fromkeys(values, compared) if crash else compared
     else:
-        found = {}
+        found = together(one, values, want)
     said = {node: guarded(one, checked, one, found.get(node)) for node in values}
     return verdicts | said
+
+
+def together(one: Loaded, values: Mapping[str, Any], want: Want) -> dict[str, Any]:
+    """Return what `compare` says of all nodes at once.
+
+    Where it crashes on what a few of them answered, it costs those, and the others are judged
+    without them. It costs all where it crashes anyway, or where it may as well be another's answer.
+    """
+    compare = one.check.compare
+
+    def said(nodes: Sequence[str]) -> Any:
+        if not compare or not nodes:
+            return {}
+        return guarded(one, lambda: dict(compare({n: values[n] for n in nodes}, want)))
+
+    def crashes(nodes: Sequence[str]) -> bool:
+        return isinstance(said(nodes), Verdict)
+
+    nodes = [*values]
+    found = said(nodes)
+    if isinstance(found, dict):
+        return found
+    few, too = (culprits(order, crashes) for order in (nodes, nodes[::-1]))
+    if few != too or len(few) == len(nodes):
+        return dict.fromkeys(nodes, found)
+    theirs = replace(found, summary=f"its answer cannot be understood: {found.summary}")
+    return {**said([n for n in nodes if n not in few]), **dict.fromkeys(few, theirs)}
+
+
+def culprits(nodes: Sequence[str], crashes: Callable[[Sequence[str]], bool]) -> set[str]:
+    """Return the fewest nodes without which nothing crashes, or all where those are not few.
+
+    Of several such sets it is the one that comes last.
+    """
+    found: set[str] = set()
+    rest = [*nodes]
+    while crashes(rest):
+        if len(found) == min(FEW, len(nodes) // 2):
+            return {*nodes}
+        fewer = range(len(rest))
+        place = bisect.bisect_left(fewer, True, key=lambda at: not crashes(rest[at + 1 :]))
+        found.add(rest.pop(place))
+    return found
 
 
 def outdated(one: Loaded, was: Want, now: Want) -> str:

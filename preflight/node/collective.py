@@ -87,7 +87,7 @@ def look(node: Node, launch: Mapping[str, Any]) -> Place:
     )
 
 
-def hold(node: Node, opened: Opened, launch: Mapping[str, Any]) -> Ready:
+def hold(node: Node, opened: Opened[Ready], launch: Mapping[str, Any]) -> Ready:
     """Start the training interpreter, have it import torch, and pass on orders until told to stop.
 
     Args:
@@ -191,7 +191,7 @@ class Team:
         return self._orders
 
     def hear(
-        self, opened: Opened, number: int | None, last: Sequence[str], limit_s: float
+        self, opened: Opened[Any], number: int | None, last: Sequence[str], limit_s: float
     ) -> list[Mapping[str, Any]]:
         """Return what it tells under a number until it is at one of the last stages.
 
@@ -253,7 +253,7 @@ def door() -> Iterator[socket.socket]:
         yield listener
 
 
-def waited(opened: Opened, listener: socket.socket, team: Team) -> bool:
+def waited(opened: Opened[Any], listener: socket.socket, team: Team) -> bool:
     """Wait for somebody at the door; False when there is to be no more."""
     while True:
         poller = select.poll()
@@ -267,7 +267,7 @@ def waited(opened: Opened, listener: socket.socket, team: Team) -> bool:
         team.drain()  # once it has ended, orders are answered all the same
 
 
-def attend(listener: socket.socket, opened: Opened, team: Team) -> None:
+def attend(listener: socket.socket, opened: Opened[Any], team: Team) -> None:
     """Take one order, and answer with what came of it."""
     with contextlib.suppress(OSError, ValueError), listener.accept()[0] as one:
         _, uid, _ = struct.unpack(
@@ -286,7 +286,7 @@ def attend(listener: socket.socket, opened: Opened, team: Team) -> None:
 
 def order(
     node: Node,  # noqa: ARG001 - the first argument of all that is called on nodes
-    opened: Opened,
+    opened: Opened[Mapping[str, Any]],
     door: str,
     order: Mapping[str, Any],
 ) -> list[Mapping[str, Any]]:

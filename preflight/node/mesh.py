@@ -64,7 +64,7 @@ class Held(TypedDict):
 
 
 def hold(
-    node: Node, opened: Opened, ports: Sequence[int], ask: str, answer: str, besides: int = 0
+    node: Node, opened: Opened[Held], ports: Sequence[int], ask: str, answer: str, besides: int = 0
 ) -> Held:
     """Hold ports until told to stop, 0 for any but one; say `answer` to those who say `ask`."""
     held = Held(listeners=[], ports=[], strangers=[])

@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 import time
-from typing import Any, Sequence, TypedDict
+from typing import Any, Mapping, Sequence, TypedDict
 
 from preflight.api import Absent, Node, Opened, Unobservable
 from preflight.node.icmp import RECVERR, turned_away
@@ -99,7 +99,9 @@ class Dial(TypedDict):
     ms: float
 
 
-def listen(node: Node, opened: Opened, port: int, ask: str, answer: str) -> Listener:
+def listen(
+    node: Node, opened: Opened[Mapping[str, Any]], port: int, ask: str, answer: str
+) -> Listener:
     """Hold a port until told to stop; say `answer` to those who say `ask`, to others nothing."""
     try:
         listener = bound(port)
@@ -150,7 +152,7 @@ def opened_on(family: int, address: str, port: int) -> socket.socket:
 
 
 def serve(
-    listeners: Sequence[socket.socket], opened: Opened, ask: bytes, answer: bytes
+    listeners: Sequence[socket.socket], opened: Opened[Any], ask: bytes, answer: bytes
 ) -> list[Stranger]:
     """Answer until told to stop; return who did not say what our own nodes say."""
     reception = Reception(listeners, ask, answer)

@@ -11,7 +11,7 @@ from preflight import __version__, causes
 from preflight.api import FAIL, SKIP, UNKNOWN, WARN, Want
 from preflight.catalog import Catalog, Loaded
 from preflight.inventory import Waiver
-from preflight.judge import REACH, Cell, Evidence, guarded, judge, outdated
+from preflight.judge import REACH, Cell, Evidence, guarded, judge, outdated, understood
 from preflight.report import model
 
 EXIT_CODES = {"ready": 0, "not_ready": 1, "undetermined": 3}
@@ -48,11 +48,12 @@ def build(
     policy: Policy,
 ) -> model.Report:
     """Return the report of a run."""
-    cells = judge(checks, facts.evidence, want, skips)
+    evidence = understood(checks, facts.evidence)
+    cells = judge(checks, evidence, want, skips)
     results = [
         result(cell, waiver_of(cell, waivers, policy.today), seconds(facts, cell)) for cell in cells
     ]
-    found = [cause(one, facts.evidence) for one in causes.find(cells)]
+    found = [cause(one, evidence) for one in causes.find(cells)]
     theirs = of_others(found, results)
     # An expired waiver is a warning of the nodes that it was for.
     ended = {w.node for w in waivers if policy.fail_on_warn and w.until < policy.today}
@@ -87,7 +88,7 @@ def build(
         ],
         results=results,
         causes=found,
-        facts={key: {n: dict(f) for n, f in by.items()} for key, by in facts.evidence.items()},
+        facts={key: {n: dict(f) for n, f in by.items()} for key, by in evidence.items()},
     )
 
 
