@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from preflight.api import FAIL, STATUSES, Verdict, Want, skip, unknown
+from preflight.api import FAIL, STATUSES, Verdict, Want, skip, some, unknown
 from preflight.catalog import Loaded
 from preflight.shape import garbled
 
@@ -110,7 +110,7 @@ def together(one: Loaded, values: Mapping[str, Any], want: Want) -> dict[str, An
     """Return what `compare` says of all nodes at once.
 
     Where it crashes on what a few of them answered, it costs those, and the others are judged
-    without them. It costs all where it crashes anyway, or where it may as well be another's answer.
+    without them: a bug of the check that meets any answers costs all.
     """
     compare = one.check.compare
 
@@ -127,10 +127,12 @@ def together(one: Loaded, values: Mapping[str, Any], want: Want) -> dict[str, An
     if isinstance(found, dict):
         return found
     few, too = (culprits(order, crashes) for order in (nodes, nodes[::-1]))
-    if few != too or len(few) == len(nodes):
+    odd = few | too
+    if len(odd) == len(nodes):
         return dict.fromkeys(nodes, found)
-    theirs = replace(found, summary=f"its answer cannot be understood: {found.summary}")
-    return {**said([n for n in nodes if n not in few]), **dict.fromkeys(few, theirs)}
+    whose = "its answer" if few == too else f"the answer of one of {some(sorted(odd))}"
+    theirs = replace(found, summary=f"{whose} cannot be understood: {found.summary}")
+    return {**said([n for n in nodes if n not in odd]), **dict.fromkeys(odd, theirs)}
 
 
 def culprits(nodes: Sequence[str], crashes: Callable[[Sequence[str]], bool]) -> set[str]:
