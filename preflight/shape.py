@@ -21,6 +21,8 @@ LARGEST = 1 << 64
 """Numbers are smaller: the kernel's counters are, and what is computed of them stays finite."""
 DEEPEST = 64
 """Levels of lists and objects where nothing is promised: pydantic writes no more than 255."""
+LONGEST = 160
+"""Characters of what is wrong that are told; the last say most."""
 WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 WORDS |= {type(None): "null"}
 
@@ -34,6 +36,7 @@ def garbled(value: Any, promise: Any) -> dict[str, str] | None:
     if not wrong:
         return None
     what = wrong.lstrip(".") if wrong[0] in ".[" else f"it{wrong}"
+    what = what if len(what) <= LONGEST else f"...{what[-LONGEST:]}"
     return {"kind": "garbled", "message": f"its answer cannot be understood: {what}"}
 
 
@@ -95,7 +98,7 @@ def of_plain(kind: Any, value: Any) -> str:
 def of_either(readers: Sequence[Reader], value: Any) -> str:
     """Read what one of them takes."""
     wrong = [read(value) for read in readers]
-    return "" if "" in wrong else max(wrong, key=len)
+    return "" if "" in wrong else wrong[0]
 
 
 def of_fields(kind: Any, value: Any) -> str:
