@@ -10,7 +10,7 @@ import pytest
 from preflight import catalog
 from preflight.api import Want
 from preflight.catalog import Loaded
-from preflight.judge import judge, judge_check, outdated
+from preflight.judge import judge, judge_check, outdated, understood
 from tests.checks_made import made, simple
 
 WANT = Want(nodes=["a", "b"])
@@ -111,6 +111,83 @@ def test_compare_that_crashes(tmp_path: Path, body: str, why: str) -> None:
     one = made(tmp_path, "site.one", COMPARE.format(body=body))
     found = said(one, {"a": {"value": 1}, "b": {"value": 1}})
     assert set(found.values()) == {("unknown", f"bug in check site.one: {why}")}
+
+
+TEN = [f"n{number}" for number in range(10)]
+READS = "{n: ok(str(sum(f.values()))) for n, f in facts.items()}"
+"""A compare that crashes on what is no object of numbers."""
+MEETS = "{n: ok(str(len(facts[f] if f in facts else ()))) for n, f in facts.items()}"
+"""One that crashes where a node and what it answered are both there, and that is a number."""
+
+
+def found_of(one: Loaded, values: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    facts = {node: {"value": value} for node, value in values.items()}
+    found = judge_check(one, facts, Want(nodes=[*values]), {*values})
+    return {node: (said.status, said.summary) for node, said in found.items()}
+
+
+@pytest.mark.parametrize("odd", [("n0",), ("n9",), ("n4",), ("n0", "n1"), ("n2", "n5", "n9")])
+def test_compare_that_crashes_on_a_few_answers(tmp_path: Path, odd: tuple[str, ...]) -> None:
+    one = made(tmp_path, "site.one", COMPARE.format(body=READS))
+    values: dict[str, Any] = {node: "rubbish" if node in odd else {"a": 1} for node in TEN}
+    why = "bug in check site.one: AttributeError: 'str' object has no attribute 'values'"
+    found = found_of(one, values)
+    words = f"its answer cannot be understood: {why}"
+    assert {node for node, said in found.items() if said == ("unknown", words)} == {*odd}
+    assert {said for node, said in found.items() if node not in odd} == {("pass", "1")}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_compare_that_crashes_on_most_answers(tmp_path: Path, count: int) -> None:
+    one = made(tmp_path, "site.one", COMPARE.format(body=READS))
+    values = dict.fromkeys(TEN[:count], "rubbish")
+    why = "bug in check site.one: AttributeError: 'str' object has no attribute 'values'"
+    assert set(found_of(one, values).values()) == {("unknown", why)}
+
+
+def test_compare_that_crashes_on_what_one_of_two_answered(tmp_path: Path) -> None:
+    one = made(tmp_path, "site.one", COMPARE.format(body=MEETS))
+    found = found_of(one, {"a": "", "b": "c", "c": 7, "d": ""})
+    why = "bug in check site.one: TypeError: object of type 'int' has no len()"
+    words = f"the answer of one of b, c cannot be understood: {why}"
+    assert [found[node] for node in "bc"] == [("unknown", words)] * 2
+    assert [found[node] for node in "ad"] == [("pass", "0")] * 2
+
+
+PROMISED = """
+def probe(node) -> dict[str, int]:
+    return {}
+
+
+def compare(facts, want):
+    return {n: ok(str(fact["a"])) for n, fact in facts.items()}
+
+
+CHECK = Check(probe=probe, compare=compare)
+"""
+
+
+def test_what_is_not_as_its_check_promises_is_a_problem(tmp_path: Path) -> None:
+    one = made(tmp_path, "site.one", PROMISED)
+    late = {"problem": {"kind": "timeout", "message": "late"}}
+    good = {"value": {"a": 1}}
+    message = 'its answer cannot be understood: a is "1", not a whole number'
+    facts = {"a": good, "b": {"value": {"a": "1"}}, "c": late}
+    evidence = understood([one], {one.evidence: facts, "another": {"a": {"value": "x"}}})
+    assert evidence == {
+        one.evidence: {
+            "a": good,
+            "b": {"problem": {"kind": "garbled", "message": message}},
+            "c": late,
+        },
+        "another": {"a": {"value": "x"}},
+    }
+    found = judge_check(one, evidence[one.evidence], Want(nodes=["a", "b", "c"]), {*"abc"})
+    assert {node: (said.status, said.summary) for node, said in found.items()} == {
+        "a": ("pass", "1"),
+        "b": ("unknown", message),
+        "c": ("unknown", "late"),
+    }
 
 
 ARGS = """
