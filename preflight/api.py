@@ -16,11 +16,17 @@ from typing import (
     Generic,
     Mapping,
     NamedTuple,
+    NewType,
     Protocol,
     Sequence,
     TypeVar,
 )
 
+Address = NewType("Address", str)
+"""An IP address, or a subnet's with its length; empty for none. An answer with other text in its
+place is not understood."""
+PortNumber = NewType("PortNumber", int)
+"""Of TCP or UDP; 0 for none. An answer with another number in its place is not understood."""
 F = TypeVar("F")
 R = TypeVar("R", contravariant=True)
 
@@ -360,6 +366,21 @@ class Expect:
     required: bool = False
 
 
+class Point(NamedTuple):
+    """What a message of one size took; of several ranks the slowest one counts."""
+
+    bytes: int
+    ms: float
+    algbw: float
+    """GB/s: bytes over time."""
+    busbw: float
+    """GB/s that each way carries: algbw * 2 (n-1) / n of an all_reduce of n ranks."""
+
+
+TOGETHER = "*"
+"""In place of a node's name: what is told is of all of them together."""
+
+
 @dataclass(frozen=True)
 class Check(Generic[F]):
     """One claim about the cluster. Its id is its path, its manual page the module docstring.
@@ -375,6 +396,8 @@ class Check(Generic[F]):
     `explains` names checks whose failures can follow from this one's; a verdict may narrow it.
     `pairs` gives of facts about pairs of nodes what came of each, by both nodes: a word or two,
     nothing where it is good. The report shows it beside the cause.
+    `curves` gives of facts how a rate grows with the size of a message, by node or of all together
+    (`TOGETHER`): of each size bytes, ms, algbw and busbw in GB/s. The report shows it for people.
     """
 
     probe: Callable[..., F] | None = None
@@ -390,6 +413,7 @@ class Check(Generic[F]):
     expects: tuple[Expect, ...] = ()
     explains: tuple[str, ...] = ()
     pairs: Callable[[Mapping[str, F]], Mapping[str, Mapping[str, str]]] | None = None
+    curves: Callable[[Mapping[str, F]], Mapping[str, Sequence[Point]]] | None = None
 
 
 def same_everywhere(

@@ -28,7 +28,7 @@ ALWAYS = "access"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 GROUPS = ("access", "software", "launch", "network", "rdma", "gpu", "host", "storage", "collective")
 """The built-in groups, in the order in which things are shown; others follow by name."""
-FUNCTIONS = ("probe", "exercise", "judge", "compare", "args")
+FUNCTIONS = ("probe", "exercise", "judge", "compare", "args", "pairs", "curves")
 KINDS = (int, float, str, bool, list, dict)
 """What an expected value may be; a list is of text, or of mappings with the fields declared."""
 

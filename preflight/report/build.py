@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from preflight import __version__, causes
-from preflight.api import FAIL, SKIP, UNKNOWN, WARN, Want
+from preflight.api import FAIL, SKIP, UNKNOWN, WARN, Point, Want
 from preflight.catalog import Catalog, Loaded
 from preflight.inventory import Waiver
 from preflight.judge import REACH, Cell, Evidence, guarded, judge, outdated, understood
 from preflight.report import model
 
+T = TypeVar("T")
 EXIT_CODES = {"ready": 0, "not_ready": 1, "undetermined": 3}
 
 
@@ -88,6 +89,7 @@ def build(
         ],
         results=results,
         causes=found,
+        curves={one.id: drawn for one in checks if (drawn := curves(one, facts.evidence))},
         facts={key: {n: dict(f) for n, f in by.items()} for key, by in evidence.items()},
     )
 
@@ -208,19 +210,38 @@ def cause(found: causes.Cause, evidence: Evidence) -> model.Cause:
 
 def bad_pairs(one: Loaded, evidence: Evidence) -> dict[str, dict[str, str]]:
     """Return what came of the pairs that are bad, by both nodes, of a check on pairs."""
-    known = evidence.get(one.evidence, {})
-    facts = {node: fact["value"] for node, fact in known.items() if "value" in fact}
-    told = one.check.pairs
-    if told is None or not facts:
-        return {}
 
-    def bad() -> dict[str, dict[str, str]]:
-        rows = {
-            a: {b: str(word) for b, word in by.items() if word} for a, by in told(facts).items()
-        }
+    def bad(told: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, str]]:
+        rows = {a: {b: str(word) for b, word in by.items() if word} for a, by in told.items()}
         return {node: by for node, by in rows.items() if by}
 
-    said = guarded(one, bad)
+    return shown(one, one.check.pairs, evidence, bad)
+
+
+def curves(one: Loaded, evidence: Evidence) -> dict[str, list[model.Point]]:
+    """Return how a rate grows with size, by node or `*`, of a check that tells it."""
+
+    def drawn(told: Mapping[str, Sequence[Point]]) -> dict[str, list[model.Point]]:
+        points = {
+            node: [model.Point(**point._asdict()) for point in by] for node, by in told.items()
+        }
+        return {node: by for node, by in points.items() if by}
+
+    return shown(one, one.check.curves, evidence, drawn)
+
+
+def shown(
+    one: Loaded,
+    told: Callable[[Mapping[str, Any]], Any] | None,
+    evidence: Evidence,
+    read: Callable[[Any], dict[str, T]],
+) -> dict[str, T]:
+    """Return what a check gives the report of its facts to show, nothing where that has a bug."""
+    known = evidence.get(one.evidence, {})
+    facts = {node: fact["value"] for node, fact in known.items() if "value" in fact}
+    if told is None or not facts:
+        return {}
+    said = guarded(one, lambda: read(told(facts)))
     return said if isinstance(said, dict) else {}
 
 

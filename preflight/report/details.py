@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from preflight.report.curves import curve
 from preflight.report.folding import folded, out_of
 from preflight.report.grid import STYLES, WORDS
 from preflight.report.grouping import by
@@ -24,6 +25,7 @@ def details(page: Page, report: Report) -> None:
         page.wrap(claims.get(check, ""), check + " ", indent=0, style="dim", label_style="bold")
         for same in by(rows, alike).values():
             result(page, same, len(report.nodes))
+        curve(page, report, check, [row.node for row in rows])
 
 
 def alike(row: Result) -> tuple[str, ...]:

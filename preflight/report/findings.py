@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from preflight.api import FAIL, UNKNOWN, WARN
 from preflight.catalog import Manual
 from preflight.judge import REACH
-from preflight.report import pairs
+from preflight.report import curves, pairs
 from preflight.report.folding import out_of, some
 from preflight.report.grouping import by
 from preflight.report.model import Cause, Report, Result
@@ -55,6 +55,7 @@ def causes(page: Page, report: Report, manuals: Mapping[str, Manual], verbose: b
         check = found.cause.check
         page.heading(str(number), who(found, report), summary(found), check)
         pairs.matrix(page, found.cause.pairs, [node.name for node in report.nodes])
+        curves.curve(page, report, check, found.nodes, verbose)
         consequences(page, found, report)
         if check in manuals and check not in explained:
             page.wrap(first_sentence(manuals[check].why), "why:")
@@ -191,6 +192,7 @@ def notes(page: Page, rows: Sequence[Result], report: Report, verbose: bool) -> 
         page.heading(BULLET, out_of(nodes, len(report.nodes)), said, right)
         if len(checks) > 1:
             page.wrap(" ".join(checks), style="dim")
+        curves.curve(page, report, checks[0], nodes, verbose)
         if fix:
             remedy(page, fix, on_each(checks[0], nodes))
     if len(shown) < len(blocks):

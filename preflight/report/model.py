@@ -143,6 +143,15 @@ class Cause(Model):
     """What came of the pairs that are bad, by both nodes; of a check on pairs."""
 
 
+class Point(Model):
+    """What a message of one size took: milliseconds, and GB/s."""
+
+    bytes: int
+    ms: float
+    algbw: float
+    busbw: float
+
+
 class Report(Model):
     """All of it."""
 
@@ -155,6 +164,8 @@ class Report(Model):
     checks: list[CheckModel]
     results: list[Result]
     causes: list[Cause]
+    curves: dict[str, dict[str, list[Point]]] = {}
+    """How a rate grows with size: by check, and by node or, of all of them together, by `*`."""
     facts: dict[str, dict[str, dict[str, Any]]]
 
     def to_json(self) -> str:
