@@ -29,8 +29,10 @@ from preflight.node.children import Child, Pipes, children, died
 
 GATHER_S = 0.1
 """How long an answer waits for others: a packet costs all that handle it more than a frame."""
-PATIENCE_S = 0.01
-"""How long calls wait for a child to be free before another is started; most take less."""
+PATIENCE_S = 0.25
+"""How long calls wait for a child to be free before another is started: a child costs what most
+calls do together, and who waits for one that hangs waits longer than this.
+"""
 END_S = 1.0
 """How long a child may take to end that has no more to do; and how long the agent waits at its own
 end for killed ones: one in D state never dies.
@@ -110,9 +112,12 @@ class Agent:
 
     def settle(self) -> None:
         """Write what was said when no answer is awaited that could go with it, or it is due."""
-        busy = (child.frame and child.deadline < math.inf for child in self.children.values())
-        if self.out and (time.monotonic() >= self.due or not (self.waiting or any(busy))):
+        if self.out and (time.monotonic() >= self.due or not (self.waiting or self.is_busy())):
             self.flush()
+
+    def is_busy(self) -> bool:
+        """Whether a child is at a call that ends by itself; then it could be given another."""
+        return any(child.frame and child.deadline < math.inf for child in self.children.values())
 
     def flush(self) -> None:
         """Write what was said."""
@@ -132,7 +137,7 @@ class Agent:
             elif fd == 0 and not self.listen():
                 return False
         self.expire()
-        if self.waiting and time.monotonic() >= self.patient_until:
+        if self.waiting and (time.monotonic() >= self.patient_until or not self.is_busy()):
             self.start(self.waiting.pop(0))
         return True
 
