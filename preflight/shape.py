@@ -8,12 +8,13 @@ check that reads it. Where nothing is annotated, any JSON will do of which a rep
 from __future__ import annotations
 
 import functools
+import ipaddress
 import json
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from preflight.api import Reply
+from preflight.api import Address, PortNumber, Reply
 from preflight.errors import printable
 from preflight.yaml_lines import shortened
 
@@ -21,6 +22,9 @@ LARGEST = 1 << 64
 """Numbers are smaller: the kernel's counters are, and what is computed of them stays finite."""
 DEEPEST = 64
 """Levels of lists and objects where nothing is promised: pydantic writes no more than 255."""
+MOST_PORT = 65535
+KEPT = 4096
+"""Addresses that need not be taken apart again: other nodes tell the same subnets."""
 LONGEST = 160
 """Characters of what is wrong that are told; the last say most."""
 WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -72,6 +76,8 @@ def hints(annotated: Any) -> Mapping[str, Any]:
 def reader(promise: Any) -> Reader:
     """Return the reader of an annotation; of those that are not known here it takes any JSON."""
     kind, inner = get_origin(promise) or promise, get_args(promise)
+    if promise in (Address, PortNumber):
+        return of_address if promise is Address else of_port
     if promise in WORDS:
         return functools.partial(of_plain, promise)
     if kind in (Union, types.UnionType):
@@ -93,6 +99,27 @@ def of_plain(kind: Any, value: Any) -> str:
     if not isinstance(value, (int, float) if kind is float else kind):
         return f" is {described(value)}, not {WORDS[kind]}"
     return "" if kind is str or value is None or in_range(value) else out_of_range(value)
+
+
+def of_port(value: Any) -> str:
+    """Read the number of a port."""
+    wrong = of_plain(int, value)
+    return wrong if wrong or 0 <= value <= MOST_PORT else f" is {described(value)}, not a port"
+
+
+def of_address(value: Any) -> str:
+    """Read an address or subnet."""
+    wrong = of_plain(str, value)
+    return wrong if wrong or is_address(value) else f" is {described(value)}, not an IP address"
+
+
+@functools.lru_cache(KEPT)
+def is_address(text: str) -> bool:
+    """Whether it is an address, a subnet, or nothing."""
+    try:
+        return not text or bool(ipaddress.ip_interface(text))
+    except ValueError:
+        return False
 
 
 def of_either(readers: Sequence[Reader], value: Any) -> str:

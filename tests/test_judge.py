@@ -172,7 +172,7 @@ def test_what_is_not_as_its_check_promises_is_a_problem(tmp_path: Path) -> None:
     late = {"problem": {"kind": "timeout", "message": "late"}}
     good = {"value": {"a": 1}}
     message = 'its answer cannot be understood: a is "1", not a whole number'
-    facts = {"a": good, "b": {"value": {"a": "1"}}, "c": late}
+    facts: dict[str, Any] = {"a": good, "b": {"value": {"a": "1"}}, "c": late}
     evidence = understood([one], {one.evidence: facts, "another": {"a": {"value": "x"}}})
     assert evidence == {
         one.evidence: {

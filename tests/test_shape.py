@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, TypedDict
 
 import pytest
 
-from preflight.api import Node, Opened, Reply
+from preflight.api import Address, Node, Opened, PortNumber, Reply
 from preflight.shape import garbled, readied, returned, understood
 
 
@@ -70,6 +70,12 @@ def deep(levels: int) -> list[Any]:
         ({"a": [1, None, "x", 2.5]}, Any),
         ((1 << 64) - 1, int),
         (deep(63), Any),
+        (65535, PortNumber),
+        (0, PortNumber),
+        ("", Address),
+        ("10.0.0.1", Address),
+        ("10.0.0.0/24", Address),
+        ("fe80::1%eth0", Address),
         ("anything", object),
         ("anything", typing.Literal["x"]),
     ],
@@ -104,6 +110,12 @@ def test_what_is_as_promised(value: Any, promise: Any) -> None:
         ({"within": {"within": {}}}, Nest, "within.within has no 'within'"),
         (float("nan"), float, "it is NaN, out of range"),
         (float("-inf"), Any, "it is -Infinity, out of range"),
+        (65536, PortNumber, "it is 65536, not a port"),
+        (-1, PortNumber, "it is -1, not a port"),
+        ("1", PortNumber, 'it is "1", not a whole number'),
+        ("x", Address, 'it is "x", not an IP address'),
+        ("10.0.0.300", Address, 'it is "10.0.0.300", not an IP address'),
+        (["10.0.0.1", 7], list[Address], "[1] is 7, not text"),
         (1 << 64, int, "it is 18446744073709551616, out of range"),
         ({"a": [1e308]}, Any, "a[0] is 1e+308, out of range"),
         (deep(500), Any, "..." + ("[0]" * 64 + " has too much nested in it")[-160:]),

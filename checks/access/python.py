@@ -9,16 +9,26 @@ Fix: install Python 3.8 or newer, or name one in the inventory under ssh.python.
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import TypedDict, cast
 
 from preflight.api import Check, Fleet, Verdict, Want, ok, warn
 
 
-def exercise(fleet: Fleet, want: Want) -> dict[str, Mapping[str, Any]]:
-    return {node: fleet.login(node) for node in fleet.nodes}
+class Hello(TypedDict):
+    python: str
+    executable: str
 
 
-def judge(facts: Mapping[str, Any], want: Want) -> Verdict:
+class Login(TypedDict):
+    hello: Hello
+    psutil: str
+
+
+def exercise(fleet: Fleet, want: Want) -> dict[str, Login]:
+    return {node: cast(Login, fleet.login(node)) for node in fleet.nodes}
+
+
+def judge(facts: Login, want: Want) -> Verdict:
     hello, psutil = facts["hello"], facts["psutil"]
     summary = "Python {} ({})".format(hello["python"], hello["executable"])
     if psutil.startswith("none"):

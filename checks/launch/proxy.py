@@ -47,7 +47,7 @@ def probe(node: Node, launch: Mapping[str, Any]) -> Proxies:
     # not the container's variables: its engine would be asked once more
     here = {key: launch[key] for key in HERE if key in launch}
     try:
-        address = meeting_address(interfaces(node, here))
+        address: str = meeting_address(interfaces(node, here))
     except Unobservable:
         address = ""  # names are judged all the same
     return Proxies(address=address, **given(node, launch, VARIABLES))

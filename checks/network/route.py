@@ -18,7 +18,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Collection, Iterator, Mapping, NamedTuple, TypedDict
+from typing import Any, Collection, Iterator, Mapping, NamedTuple, Sequence, TypedDict
 
 from preflight.api import (
     FAIL,
@@ -251,7 +251,7 @@ def dropped(fact: Ways, fault: Fault, own: str) -> Fault:
     return fault._replace(status=FAIL, words=words, fix=f"{fault.fix}; or rp_filter=2")
 
 
-def subnets_of(fact: Ways, device: str) -> list[str]:
+def subnets_of(fact: Ways, device: str) -> Sequence[str]:
     return fact["table"]["subnets"].get(device, []) if fact["table"] else []
 
 

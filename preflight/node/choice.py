@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Any, Mapping, Sequence, TypedDict
 
-from preflight.api import Node
+from preflight.api import Address, Node
 from preflight.node.container import is_sealed
 from preflight.node.launch import Setting, settings
 from preflight.node.net import (
@@ -39,9 +39,9 @@ class Choice(TypedDict):
     """Empty where no interface has that address."""
     kind: str
     """See `preflight.node.net.Interface`."""
-    address: str
+    address: Address
     """Empty where there is none: `problem` says why."""
-    subnet: str
+    subnet: Address
     """By its netmask, as `10.0.0.0/24`; empty where it is not known."""
     why: str
     """Who chose: a variable and its source, `the host name tb1`, `NCCL's choice`."""
@@ -55,7 +55,7 @@ class Choices(TypedDict):
 
     network: Network
     choices: list[Choice]
-    others: dict[str, str]
+    others: dict[str, Address]
     """Further addresses that other nodes might reach, by interface, one each."""
 
 
@@ -185,7 +185,7 @@ def choice(
         by=by,
         interface=there,
         kind=kind(node, there) if there in has else "",
-        address=address.split("%")[0],
+        address=Address(address.split("%")[0]),
         subnet=subnet(address, has.get(there, {}).get(address, "")),
         why=why,
         named=named,
@@ -193,15 +193,16 @@ def choice(
     )
 
 
-def subnet(address: str, mask: str) -> str:
+def subnet(address: str, mask: str) -> Address:
     """Return the subnet of an address, empty where its netmask is not known."""
     if not address or not mask:
-        return ""
+        return Address("")
     length = bin(int(ipaddress.ip_address(mask))).count("1")
-    return str(ipaddress.ip_interface("{}/{}".format(address.split("%")[0], length)).network)
+    interface = ipaddress.ip_interface("{}/{}".format(address.split("%")[0], length))
+    return Address(str(interface.network))
 
 
-def subnet_of(node: Node, address: str) -> str:
+def subnet_of(node: Node, address: str) -> Address:
     """Return the subnet of one of the node's addresses, empty where its netmask is not known."""
     masks = (found[address] for found in addresses_of(node).values() if address in found)
     return subnet(address, next(masks, ""))

@@ -166,7 +166,7 @@ def slots(facts: Mapping[str, Chosen]) -> list[Slot]:
     What is the same as something before is left out.
     """
     made: list[Slot] = []
-    seen: list[dict[str, list[str]]] = []
+    seen: list[Mapping[str, Sequence[str]]] = []
     for by in (NCCL, *NAMES):
         all_of = {
             node: [one for one in fact["choices"] if one["by"] == by and dialled([one])]

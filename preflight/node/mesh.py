@@ -14,7 +14,7 @@ import socket
 import time
 from typing import Any, Mapping, Sequence, TypedDict
 
-from preflight.api import Fleet, Node, Opened, Reply, Want
+from preflight.api import Address, Fleet, Node, Opened, PortNumber, Reply, Want
 from preflight.node.choice import subnet_of
 from preflight.node.icmp import RECVERR, turned_away
 from preflight.node.launch import wanted
@@ -58,7 +58,7 @@ class Held(TypedDict):
     """Our listeners on a node, in the order that was asked for, and who else came to them."""
 
     listeners: list[Listener]
-    ports: list[int]
+    ports: list[PortNumber]
     """0 where there is none."""
     strangers: list[Stranger]
 
@@ -103,14 +103,14 @@ def door(node: Node, port: int, held: Held, besides: int = 0) -> socket.socket |
                 one = bound(port)
     except OSError as error:
         held["listeners"].append(unopened(node, port, error))
-        held["ports"].append(0)
+        held["ports"].append(PortNumber(0))
         return None
     held["listeners"].append(Listener(error="", holder=None))
     held["ports"].append(one.getsockname()[1])
     return one
 
 
-def place(node: Node, launch: Mapping[str, Any]) -> tuple[str, str]:
+def place(node: Node, launch: Mapping[str, Any]) -> tuple[Address, Address]:
     """Return the address by which other nodes reach this one, and its subnet."""
     address = meeting_address(interfaces(node, launch))
     return address, subnet_of(node, address)

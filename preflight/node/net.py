@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence, TypedDict
 
-from preflight.api import Node, majority
+from preflight.api import Address, Node, majority
 from preflight.node.bonds import Bond, Member, bond, members
 from preflight.node.launch import Setting, settings, tcp_only
 
@@ -41,7 +41,7 @@ class Interface(Bonded):
     kind: str
     """`loopback`, `physical`, `bond`, `outer bridge` (with a port that leads out), `bridge`, `tun`,
     the kernel's word (`vlan`), or `virtual`."""
-    addresses: list[str]
+    addresses: list[Address]
     """IPv4 first, without zones."""
     mtu: int
     speed_mbps: int
@@ -63,7 +63,7 @@ class DataPlane(TypedDict):
     aside: list[str]
     """Those that nobody named, and that a rule such as `^lo,docker`, or NCCL's own, did not leave
     out: bridges of containers, and what no other node could reach. NCCL would use them too."""
-    address: str
+    address: Address
     """The first one's, empty if it has none that other nodes could use."""
     why: str
     """Who chose: `launch.interface`, `NCCL_SOCKET_IFNAME=eth1 (the shell)`, `NCCL's choice`."""
@@ -179,9 +179,9 @@ def bonds(node: Node, one: Interface) -> list[str]:
     return [name for name in lower if node.read(f"{CLASS}/{name}/bonding/slaves") is not None]
 
 
-def reachable(one: Interface) -> str:
+def reachable(one: Interface) -> Address:
     """Return an interface's first address that other nodes could use, or nothing."""
-    return next((a for a in one["addresses"] if not a.startswith(CLOSED_IN)), "")
+    return next((a for a in one["addresses"] if not a.startswith(CLOSED_IN)), Address(""))
 
 
 def data_plane(
@@ -224,7 +224,7 @@ def plane(chosen: Sequence[Interface], why: str, problem: str) -> DataPlane:
         names=[one["name"] for one in chosen],
         idle=[],
         aside=[],
-        address=reachable(chosen[0]) if chosen else "",
+        address=reachable(chosen[0]) if chosen else Address(""),
         why=why,
         problem="" if chosen else problem,
     )
@@ -271,10 +271,10 @@ def matches(entry: str, name: str) -> bool:
     return name == word[1:] if word.startswith("=") else name.startswith(word)
 
 
-def meeting_address(found: Network) -> str:
+def meeting_address(found: Network) -> Address:
     """Return the address by which other nodes reach this one: the data plane's, if it has one."""
     others = (reachable(one) for one in found["interfaces"] if one["kind"] not in INNER)
-    return found["data_plane"]["address"] or next(filter(None, others), "")
+    return found["data_plane"]["address"] or next(filter(None, others), Address(""))
 
 
 def link_gbps(network: Network, address: str) -> float:

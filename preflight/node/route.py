@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
-from preflight.api import Node
+from preflight.api import Address, Node
 from preflight.node.choice import addresses_of, subnet
 from preflight.node.net import Interface, Network, interfaces, main_interfaces, reachable
 from preflight.node.ports import family_of, interface_of, source_address
@@ -62,15 +62,15 @@ class Place(TypedDict):
 
     interface: str
     kind: str
-    address: str
-    subnet: str
+    address: Address
+    subnet: Address
 
 
 class Table(TypedDict):
     """What a node knows of the ways to others."""
 
     places: list[Place]
-    subnets: dict[str, list[str]]
+    subnets: dict[str, list[Address]]
     """By interface, of all that it has addresses in."""
     strict: list[str]
     """Interfaces whose rp_filter drops what would not be answered by them."""

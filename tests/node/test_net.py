@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from preflight.api import Address
 from preflight.node.launch import Setting
 from preflight.node.net import Interface, data_plane, put_aside, selects
 
@@ -12,7 +13,7 @@ def interface(name: str, *addresses: str, running: bool = True) -> Interface:
     return Interface(
         name=name,
         kind="",
-        addresses=list(addresses),
+        addresses=[Address(one) for one in addresses],
         mtu=1500,
         speed_mbps=0,
         duplex="unknown",
