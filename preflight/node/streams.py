@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
-from preflight.api import Node, Opened
+from preflight.api import Node, Opened, PortNumber
 from preflight.node.ports import ECHO_S, FILTERED, FOREIGN, RESULTS, SILENT, bound, close, family_of
 
 STREAMS = 8
@@ -63,6 +63,12 @@ class Drawn(TypedDict):
     """Why nothing could be measured: see `preflight.node.ports.Dial`."""
 
 
+class Door(TypedDict):
+    """Where a node sends from, to those who come."""
+
+    port: PortNumber
+
+
 class Poured(TypedDict):
     """What is left to be said of sending."""
 
@@ -70,7 +76,7 @@ class Poured(TypedDict):
     """Why it could not begin; empty if it could."""
 
 
-def pour(node: Node, opened: Opened, ask: str, answer: str) -> Poured:  # noqa: ARG001
+def pour(node: Node, opened: Opened[Door], ask: str, answer: str) -> Poured:  # noqa: ARG001
     """Send to those who say `ask`, until told to stop."""
     try:
         listener = bound(0)
@@ -78,7 +84,7 @@ def pour(node: Node, opened: Opened, ask: str, answer: str) -> Poured:  # noqa: 
         return Poured(error=f"no port could be opened: {error.strerror}")
     source = Source(ask.encode(), answer.encode())
     with listener:
-        opened.ready({"port": listener.getsockname()[1]})
+        opened.ready(Door(port=listener.getsockname()[1]))
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         poller.register(opened.fileno(), select.POLLIN)

@@ -13,7 +13,7 @@ import struct
 import time
 from typing import Any, Iterator, NamedTuple, TypedDict
 
-from preflight.api import Node, Opened, Unobservable
+from preflight.api import Node, Opened, PortNumber, Unobservable
 from preflight.node.ports import family_of, interface_of
 
 ASK = "!16sII"
@@ -37,7 +37,7 @@ AT_ONCE = 64
 class Place(TypedDict):
     """Where a node's echo is, and the interface that has the address."""
 
-    port: int
+    port: PortNumber
     interface: str
     mtu: int
     """0 where it is not told."""
@@ -56,7 +56,7 @@ class Echoed(NamedTuple):
     so that how busy this node is does not count."""
 
 
-def echo(node: Node, opened: Opened, address: str, ask: str, answer: str) -> None:
+def echo(node: Node, opened: Opened[Place], address: str, ask: str, answer: str) -> None:
     """Answer datagrams to this address until told to stop."""
     try:
         one = stamped(family_of(address))
@@ -83,7 +83,7 @@ def stamped(family: int) -> socket.socket:
     return one
 
 
-def serve(one: socket.socket, opened: Opened, ask: bytes, answer: bytes) -> None:
+def serve(one: socket.socket, opened: Opened[Any], ask: bytes, answer: bytes) -> None:
     """Answer those who say the secret, nobody else."""
     poller = select.poll()
     for fd in (one.fileno(), opened.fileno()):
