@@ -9,18 +9,20 @@ import click
 
 from preflight import catalog, inventory
 from preflight.cli import flags
-from preflight.report import model
+from preflight.report import estimated, model
 
 
 @click.command(name="schema")
-@click.argument("what", type=click.Choice(["inventory", "report"]))
+@click.argument("what", type=click.Choice(["inventory", "report", "estimate"]))
 @flags.checks
 def command(what: str, dirs: tuple[Path, ...]) -> int:
-    """Print the JSON Schema of the inventory, for editors, or of the report, for dashboards.
+    """Print the JSON Schema of the inventory, for editors, or of what commands write by --json.
 
     The inventory's has the keys under `expect:` of all checks, with --checks also of your own.
     """
-    of_inventory = what == "inventory"
-    schema = inventory.schema(catalog.load(dirs).expects) if of_inventory else model.schema()
+    if what == "inventory":
+        schema = inventory.schema(catalog.load(dirs).expects)
+    else:
+        schema = {"report": model.schema, "estimate": estimated.schema}[what]()
     click.echo(json.dumps(schema, indent=2))
     return 0

@@ -1,8 +1,7 @@
-"""What synchronising gradients costs, for people and as `preflight.estimate/1`."""
+"""What synchronising gradients costs, for people; see `estimated.py` for it as data."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -23,9 +22,9 @@ from preflight.estimate import (
     remedies,
     sizes,
 )
+from preflight.report.estimated import SCHEMA, EstimateModel
 from preflight.report.page import INDENT, Page
 
-SCHEMA = "preflight.estimate/1"
 GAP = 2
 """Between columns."""
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -90,7 +89,7 @@ class Estimate:
                     for remedy in remedies(job, self.nodes)
                 ],
             }
-        return json.dumps(found, indent=1) + "\n"
+        return EstimateModel.model_validate(found).to_json()
 
     def row(self, step: Step) -> dict[str, float | None]:
         """Return a step with the days and the money that it comes to."""

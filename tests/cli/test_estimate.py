@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 import pytest
 from rich.cells import cell_len
 
 from preflight.cli import group
 from preflight.cli.usage import wording
 from preflight.errors import ConfigError
-from preflight.report import model
+from preflight.report import estimated, model
 from tests.messages.aloud import Aloud
 from tests.test_measured import case, made, streams
 
@@ -99,6 +101,24 @@ def test_json_is_the_same_in_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == SCREEN
     called(*EXAMPLE, "--json", "-")
     assert json.loads(capsys.readouterr().out) == found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        EXAMPLE,
+        ("--parameters", "7B"),
+        ("--parameters", "7B", "--gpus-per-node", "8", "--nvlink", "370", "--step-time", "1"),
+    ],
+)
+def test_json_keeps_to_its_schema(
+    tmp_path: Path, given: Sequence[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = estimated.schema()
+    done = group.main(["schema", "estimate"], prog_name="preflight", standalone_mode=False)
+    assert (done, json.loads(capsys.readouterr().out)) == (0, shape)
+    jsonschema.Draft202012Validator.check_schema(shape)
+    jsonschema.Draft202012Validator(shape).validate(told(tmp_path, *given))
 
 
 def test_7b_in_fp16_are_14_gb(capsys: pytest.CaptureFixture[str]) -> None:
