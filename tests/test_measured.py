@@ -31,12 +31,12 @@ def made(facts: Mapping[str, Mapping[str, Any]]) -> model.Report:
 
 
 def streams(**rates: float) -> dict[str, Any]:
-    """Return facts of two nodes: what came to each from the other, and how busy they were."""
-    other = {"a": "b", "b": "a"}
-    return {
-        node: {"drawn": {other[node]: {"gbps": gbps, "busy": [0.1, 0.2], "error": ""}}}
-        for node, gbps in rates.items()
-    }
+    """Return facts of two nodes: what came to each from the other."""
+    facts = case("network.bandwidth", "two_nodes")
+    for node, gbps in rates.items():
+        for drawn in facts[node]["drawn"].values():
+            drawn["gbps"] = gbps
+    return facts
 
 
 def test_the_slowest_path_counts() -> None:
@@ -116,7 +116,7 @@ def test_a_path_that_carries_nothing(aloud: Aloud) -> None:
 def test_facts_of_another_shape(fact: object, aloud: Aloud) -> None:
     facts = made({"network.bandwidth": streams(a=9.0, b=8.0)}).facts
     facts = {**facts, "network.bandwidth": {"a": {"value": fact}}}
-    altered = made({"network.bandwidth": streams(a=9.0)}).model_copy(update={"facts": facts})
+    altered = made({"network.bandwidth": {"a": streams()["a"]}}).model_copy(update={"facts": facts})
     with pytest.raises(ConfigError) as error:
         measured.bandwidth(altered, PATH)
     aloud(error.value, about=json.dumps(fact))
