@@ -3,24 +3,25 @@
 Its text is handed over by `software.training`. Nothing of what it describes is imported: torch
 takes seconds, and a broken one would end it. The dynamic linker's search is done by its own
 rules, ld.so(8), as far as they matter for NCCL.
+It does without `json` and `re`: to import them takes as long as the start of an interpreter.
 Sent to nodes: stdlib only, Python 3.7, since older environments still train.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import re
 import struct
 import sys
 from typing import Any, Sequence
 
-PACKAGE = re.compile(
-    r"(torch|ray|numpy|triton|deepspeed|nvidia[-_.]nccl[-_.]cu\d+|nvidia[-_.]cuda[-_.]runtime\S*?)"
-    r"-([^-]+)(-py[\d.]+)?\.(dist|egg)-info",
-    re.IGNORECASE,
-)
+PACKAGES = ("torch", "ray", "numpy", "triton", "deepspeed")
+WHEELS = ("nvidia-nccl-cu", "nvidia-cuda-runtime")
+"""How names of others begin."""
+DIGITS = "0123456789."
+LINE_ENDS = (*range(32), 0x85, 0x2028, 0x2029)
+ESCAPES = {34: '\\"', 92: "\\\\", **{code: f"\\u{code:04x}" for code in LINE_ENDS}}
+"""What stands otherwise in a string of JSON, which is to be on one line."""
 CACHE = "/etc/ld.so.cache"
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = 48, "=iIIIQ"
@@ -31,12 +32,11 @@ TORCH_NCCL = ("libtorch_cuda.so", "libtorch_cuda_cpp.so")
 SEGMENT = "<IIQQQQQQ"
 """Elf64_Phdr: type, flags, offset, address, (physical), size in the file, ... ; elf(5)."""
 LOAD, DYNAMIC = 1, 2
-ARCHITECTURES = rb"\0((?:sm|compute)_\d+[af]?(?: (?:sm|compute)_\d+[af]?)*)(?=\0)"
 LONGEST_ARCHITECTURES = 1024
 """Far more than the list of any build has, in bytes."""
 WHEEL = "nvidia/nccl/lib/libnccl.so.2"
-VERSION = re.compile(rb"NCCL version (\d+(?:\.\d+)+)")
-"""A string literal of the library, with which it says its version: NCCL's src/init.cc."""
+SAYS = b"NCCL version "
+"""Begins a string literal of the library, with which it says its version: NCCL's src/init.cc."""
 SEARCHED = 64 << 20
 """Bytes of the library that are looked through for it. The 2.21.5 of NVIDIA's wheel has it at
 1.4 MB; the code for GPUs goes behind, 240 MB of it."""
@@ -47,8 +47,8 @@ STRINGS, TEXTS = 5, {1: "NEEDED", 15: "RPATH", 29: "RUNPATH"}
 
 def main(mark: str) -> None:
     """Print the answer, behind a mark that tells it from what else is printed."""
-    sys.stdout.write("\n" + mark + json.dumps(answer()) + "\n")
     sys.stdout.flush()
+    os.write(1, f"\n{mark}{encoded(answer())}\n".encode("utf-8", "replace"))
     os._exit(0)  # tidying up an interpreter costs milliseconds
 
 
@@ -70,15 +70,38 @@ def answer() -> dict[str, object]:
     }
 
 
+def encoded(value: Any) -> str:
+    """Return a value as JSON."""
+    if isinstance(value, str):
+        return f'"{value.translate(ESCAPES)}"'
+    if isinstance(value, list):
+        return "[" + ", ".join(map(encoded, value)) + "]"
+    if isinstance(value, dict):
+        pairs = (f"{encoded(key)}: {encoded(one)}" for key, one in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    return "null" if value is None else str(value)
+
+
 def packages() -> dict[str, str]:
     """Return versions by normalised name; the folder that is first on sys.path counts."""
     found: dict[str, str] = {}
     for folder in sys.path:
         for name in names_in(folder):
-            match = PACKAGE.fullmatch(name)
-            if match:
-                found.setdefault(re.sub(r"[-_.]+", "-", match.group(1)).lower(), match.group(2))
+            package, version = told(name)
+            if version and (package in PACKAGES or package.startswith(WHEELS)):
+                found.setdefault(package, version)
     return found
+
+
+def told(name: str) -> tuple[str, str]:
+    """Return package, normalised, and version that the name of a metadata folder or file tells."""
+    stem, _, end = name.rpartition(".")
+    if end.lower() not in ("dist-info", "egg-info"):
+        return "", ""
+    package, _, version = stem.rpartition("-")
+    if version.startswith("py"):  # of an egg: torch-1.4.0-py3.7.egg-info
+        package, _, version = package.rpartition("-")
+    return package.lower().replace("_", "-").replace(".", "-"), version
 
 
 def names_in(folder: str) -> list[str]:
@@ -135,16 +158,28 @@ def architectures(folder: str) -> list[str]:
     with data:
         at = data.find(b"sm_")
         while at >= 0:
-            around = data[max(0, at - LONGEST_ARCHITECTURES) : at + LONGEST_ARCHITECTURES]
-            found.update(re.findall(ARCHITECTURES, around))
+            begin = data.rfind(b"\0", max(0, at - LONGEST_ARCHITECTURES), at) + 1
+            end = data.find(b"\0", at, at + LONGEST_ARCHITECTURES)
+            if begin and end > 0 and all(map(is_architecture, data[begin:end].split(b" "))):
+                found.add(data[begin:end])
             at = data.find(b"sm_", at + 1)
     return found.pop().decode().split() if len(found) == 1 else []
 
 
+def is_architecture(word: bytes) -> bool:
+    """Whether a word is one such as sm_90a or compute_90."""
+    kind, _, number = word.partition(b"_")
+    return kind in (b"sm", b"compute") and number.rstrip(b"af").isdigit()
+
+
 def assigned(text: str, name: str) -> str | None:
     """Return a string that a module assigns to a name, with or without an annotation."""
-    match = re.search(rf"^{name}\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    return match and match.group(1)
+    for line in text.splitlines():
+        target, _, value = line.partition("=")
+        quote, string = value.strip()[:1], value.strip()[1:]
+        if target.partition(":")[0].rstrip() == name and quote in ("'", '"'):
+            return string.partition(quote)[0] or None
+    return None
 
 
 def nccl(torch: dict[str, Any] | None) -> dict[str, str | None] | None:
@@ -182,8 +217,8 @@ def loaded(torch: dict[str, Any] | None) -> dict[str, str] | None:
 
 def extensions(folder: str) -> list[str]:
     """Return torch's extension module, which loads all of its libraries."""
-    names = [name for name in names_in(folder) if re.fullmatch(r"_C\..*so", name)]
-    return [os.path.join(folder, name) for name in names]
+    names = names_in(folder)
+    return [os.path.join(folder, n) for n in names if n.startswith("_C.") and n.endswith("so")]
 
 
 def version_of(path: str) -> str | None:
@@ -193,20 +228,18 @@ def version_of(path: str) -> str | None:
     """
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            at = data.find(b"NCCL version ", 0, SEARCHED)
-            said = VERSION.match(data[at : at + 64]) if at >= 0 else None
+            at = data.find(SAYS, 0, SEARCHED)
+            said = data[at : at + 64].decode("ascii", "replace") if at >= 0 else ""
     except (OSError, ValueError):  # an empty file cannot be mapped
-        said = None
-    if said:
-        return said.group(1).decode()
-    named = re.search(r"\.so\.(\d+(?:\.\d+)+)$", path)
-    if named:
-        return named.group(1)
+        said = ""
+    version = leading(said[len(SAYS) :]) or leading(path.rpartition(".so.")[2])
+    if version:
+        return version
     own = [path[: -len(WHEEL)]] if path.endswith("/" + WHEEL) else []
     for site in [*own, *sys.path]:  # which may have but a link to the file
         if os.path.realpath(os.path.join(site, WHEEL)) == path:
-            found = [PACKAGE.fullmatch(name) for name in names_in(site)]
-            wheels = [one.group(2) for one in found if one and "nccl" in one.group(1).lower()]
+            found = map(told, names_in(site))
+            wheels = [version for package, version in found if package.startswith(WHEELS[0])]
             if wheels:
                 return " or ".join(wheels)
     return None
@@ -235,7 +268,7 @@ def library(name: str, users: Sequence[str] = (), program: str = PROGRAM) -> dic
         for user, section in ([] if runpath else chain)
         for folder in ([] if section["RUNPATH"] else folders(":".join(section["RPATH"]), user))
     ]
-    preload = re.split("[: ]+", os.environ.get("LD_PRELOAD", ""))
+    preload = os.environ.get("LD_PRELOAD", "").replace(":", " ").split(" ")
     stem = name.rsplit(".", 1)[0]
     places = [("LD_PRELOAD", path) for path in preload if os.path.basename(path).startswith(stem)]
     for rule, where in (
@@ -259,8 +292,8 @@ def folders(text: str, user: str) -> list[str]:
     to a library is not followed, while the kernel has followed those to the program.
     """
     origin = os.path.dirname(user)
-    found = [re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, part) for part in re.split("[:;]", text)]
-    return [folder for folder in found if folder]
+    parts = [part for part in text.replace(";", ":").split(":") if part]
+    return [part.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for part in parts]
 
 
 def cached(name: str) -> list[str]:
@@ -347,11 +380,10 @@ def driver_cuda(path: str) -> int | None:
 
 def toolkit(home: str) -> str | None:
     """Return the version of the CUDA toolkit, 12.4 or 12.4.1, by its files, else by nvcc."""
-    text = text_of(os.path.join(home, "version.json"))
-    match = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)', text) or re.search(
-        r"CUDA Version ([\d.]+)", text_of(os.path.join(home, "version.txt"))
-    )
-    return match.group(1) if match else nvcc()
+    files = {name: text_of(os.path.join(home, name)) for name in ("version.json", "version.txt")}
+    cuda = files["version.json"].partition('"cuda"')[2].partition("}")[0]
+    found = cuda.partition('"version"')[2].partition('"')[2]
+    return leading(found or files["version.txt"].partition("CUDA Version ")[2]) or nvcc()
 
 
 def nvcc() -> str | None:
@@ -361,8 +393,13 @@ def nvcc() -> str | None:
     program = next((one for one in places if os.path.isfile(one) and os.access(one, os.X_OK)), None)
     if program is None:
         return None
-    match = re.search(r", V([\d.]+)", said_by(program, "--version"))
-    return match and match.group(1)
+    return leading(said_by(program, "--version").partition(", V")[2]) or None
+
+
+def leading(text: str) -> str:
+    """Return the version that a text begins with, such as 12.4; empty where it is none."""
+    version = text[: len(text) - len(text.lstrip(DIGITS))].rstrip(".")
+    return version if "." in version else ""
 
 
 def said_by(*argv: str) -> str:
