@@ -1,13 +1,13 @@
 """Bandwidth and latency that a run has measured, out of its report.
 
-Several checks can tell them. TCP streams, of a run with `--level deep`, fill a link better than an
-all_reduce by Gloo does, for which a CPU is often too slow. Of all paths the slowest one counts,
-since every collective waits for it.
+Several checks can tell them. An all_reduce by NCCL is what training does. TCP streams, of a run
+with `--level deep`, fill a link better than an all_reduce by Gloo does, for which a CPU is often
+too slow. Of all paths the slowest one counts, since every collective waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, NamedTuple, TypeVar
@@ -57,6 +57,8 @@ class AllReduce(BaseModel):
     """Of the facts of collective.all_reduce: what is used here."""
 
     run: Rank | None
+    devices: list[str] = []
+    """Of each rank of the node; of CPUs Gloo carries the data."""
 
 
 class Drawn(BaseModel):
@@ -91,18 +93,27 @@ def bandwidth(report: Report, path: Path) -> Bandwidth | None:
     Raises:
         ConfigError: the facts are not what such a check gives, or a path carries nothing.
     """
-    return by_streams(report, path) or by_all_reduce(report, path)
+    ran = [fact for _, fact in facts(report, path, ALL_REDUCE, AllReduce) if fact.run]
+    devices = [device for fact in ran for device in fact.devices]
+    gpus = 0 if "cpu" in devices else len(devices)
+    told = by_all_reduce([fact.run for fact in ran if fact.run], gpus)
+    return told if told and gpus else by_streams(report, path) or told
 
 
-def by_all_reduce(report: Report, path: Path) -> Bandwidth | None:
-    """Return the bus bandwidth of the largest size, at which latency counts least."""
-    told = [fact.run for _, fact in facts(report, path, ALL_REDUCE, AllReduce) if fact.run]
+def by_all_reduce(told: Sequence[Rank], gpus: int) -> Bandwidth | None:
+    """Return the bus bandwidth of the largest size, at which latency counts least.
+
+    Args:
+        told: by the ranks of each node.
+        gpus: of all nodes; 0: it was done on CPUs.
+    """
     if not told or any(run.at or not run.sizes for run in told):
         return None
     found = [max(run.sizes, key=lambda size: size.bytes) for run in told]
     slowest, world = max(found, key=lambda size: size.ms / size.bytes), told[0].world
     gbps = 8 * slowest.bytes / slowest.ms / 1e6 * 2 * (world - 1) / world
-    words = f"busbw {gbps / 8:.3g} GB/s of an all_reduce of {world} nodes by Gloo ({ALL_REDUCE})"
+    by = f"{gpus} GPUs by NCCL" if gpus else f"{len(told)} nodes by Gloo"
+    words = f"busbw {gbps / 8:.3g} GB/s of an all_reduce of {by} ({ALL_REDUCE})"
     return Bandwidth(gbps, limited(words, [size.busy for size in found]))
 
 

@@ -85,6 +85,24 @@ def test_an_all_reduce_will_do_where_no_tcp_was_measured() -> None:
     )
 
 
+def test_an_all_reduce_by_nccl_goes_before_tcp() -> None:
+    """RDMA carries it, which TCP tells nothing of."""
+    ranks = case("collective.all_reduce", "well")
+    for fact in ranks.values():
+        fact["devices"] = [f"cuda:{index}" for index in range(8)]
+        fact["run"]["world"] = 32
+        fact["run"]["sizes"] = [
+            {"bytes": 1 << 30, "count": 5, "ms": 6.0, "busy": 0.0, "wrong": 0, "ranks": [6.0] * 8}
+        ]
+    both = {"network.bandwidth": streams(a=9.0, b=8.0), "collective.all_reduce": ranks}
+    found = measured.bandwidth(made(both), PATH)
+    assert found
+    assert found.gbps == pytest.approx(8 * 2**30 / 6e6 * 2 * 31 / 32)
+    assert found.instrument == (
+        "busbw 347 GB/s of an all_reduce of 32 GPUs by NCCL (collective.all_reduce)"
+    )
+
+
 def test_an_all_reduce_that_did_not_end_tells_nothing() -> None:
     ranks = case("collective.all_reduce", "a_rank_that_is_killed")
     assert measured.bandwidth(made({"collective.all_reduce": ranks}), PATH) is None
