@@ -339,6 +339,49 @@ def test_an_exercise_that_crashes_is_a_row(tmp_path: Path, body: str, why: str) 
         assert grid["made.one"][1].startswith(f"bug in check made.one: {why}")
 
 
+GARBLES = """
+from typing import TypedDict
+
+
+class Door(TypedDict):
+    port: PortNumber
+
+
+def told(node, door) -> list[Door]:
+    return [{"port": door}]
+
+
+def stays(node, opened: Opened[Door], door, last) -> Door:
+    opened.ready({"port": door})
+    return {"port": last}
+
+
+def exercise(fleet, want):
+    first, *others = fleet.nodes
+    doors = {first: 70000, **dict.fromkeys(others, 22)}
+    found = {n: [r] for n, r in fleet.map(told, {n: (p,) for n, p in doors.items()}).items()}
+    with fleet.start_all(stays, {n: (p, 22) for n, p in doors.items()}) as running:
+        for node, one in running.items():
+            found[node].append(one if isinstance(one, Reply) else one.stop())
+    for node, door in doors.items():
+        with fleet.start(node, stays, 22, door) as one:
+            found[node].append(one.stop())
+    return {n: [r.value or r.problem for r in replies] for n, replies in found.items()}
+"""
+
+
+def test_answers_to_an_exercise_that_make_no_sense(tmp_path: Path) -> None:
+    code = GARBLES + JUDGE + "CHECK = Check(exercise=exercise, judge=judge)"
+    found, _ = outcome([made(tmp_path, "made.one", code)])
+    message = "its answer cannot be understood: port is 70000, not a port"
+    wrong = {"kind": "garbled", "message": message}
+    listed = {"kind": "garbled", "message": message.replace("port is", "[0].port is")}
+    assert found.facts["made.one"] == {
+        "a": {"value": [listed, wrong, wrong]},
+        "b": {"value": [[{"port": 22}], {"port": 22}, {"port": 22}]},
+    }
+
+
 def test_an_exercise_is_judged_by_what_the_report_keeps(tmp_path: Path) -> None:
     one = made(tmp_path, "made.one", EXERCISE.replace("{body}", "{'b': {5: ('x',)}}"))
     found, _ = outcome([one])
