@@ -4,17 +4,22 @@ Why: every collective waits for the slowest path. A cable that loses packets, a 
     that fell back, an oversubscribed switch port: all ports are open, and training is slow.
 Facts: address and subnet (of the node on the data plane), link_gbps (speed of one link there; 0 if
     it is not told, or not to be relied on: of virtual interfaces, and in virtual machines),
-    occupants (of GPUs: then nothing is sent), drawn (by other node, what came from it: gbps; busy,
-    how much of the CPU that it could use the sender and the receiver wanted), counted (by link:
-    what its counters grew by meanwhile; see network.errors). Nodes go in rounds of disjoint pairs,
-    first one way, then the other; what looks slow is tried once more, and the better of both
-    counts. Above 64 nodes a sample: each one meets eight others.
+    occupants (of GPUs: then nothing is sent), instrument (what measured), drawn (by other node,
+    what came from it: gbps; busy, how much of the CPU that it could use the sender and the receiver
+    wanted; of iperf3 also retransmits, the segments that were sent again), counted (by link: what
+    its counters grew by meanwhile; see network.errors). Nodes go in rounds of disjoint pairs, first
+    one way, then the other; what looks slow is tried once more, and the better of both counts.
+    Above 64 nodes a sample: each one meets eight others.
 Source: 8 TCP streams of preflight's own between listeners with a secret, 0.35 s each way after
     0.15 s at which they come to speed; the receiver counts (recv(2), MSG_TRUNC). /proc/stat,
     /proc/self/task/*/schedstat. A path is slow below half of what is usual, as dlrover takes a node
     for a straggler above twice the median; what is usual is the median of each node's best. Where a
     CPU is what limits, nobody is blamed. Against the link: 60 %, our own choice; TCP can have 94 %
     of it with packets of 1,500 bytes.
+    `expect: {iperf3: true}` has it measured with iperf3 in place of these streams, 8 of its own for
+    1 s each way: `iperf3 -s -1 --bind ADDRESS -p PORT`, `iperf3 -c ADDRESS -p PORT -P 8 -t 1 -J`.
+    Only on request: it is to be installed on all nodes, and has no secret, so that whoever comes
+    first to that one port is let in. Where it is missing or of no use, the node is unknown.
 Fix: see both ends' `ethtool -S` and the switch port for errors and drops, `tc qdisc` for limits,
     and `ethtool` for the speed; in a cloud, the size of the virtual machine sets a limit.
 """
@@ -22,7 +27,7 @@ Fix: see both ends' `ethtool -S` and the switch port for errors and drops, `tc q
 from __future__ import annotations
 
 import os
-import time
+from functools import partial
 from statistics import median
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -41,6 +46,7 @@ from preflight.api import (
     unknown,
     warn,
 )
+from preflight.node import iperf, streams
 from preflight.node.choice import subnet_of
 from preflight.node.counters import (
     FEW,
@@ -55,57 +61,36 @@ from preflight.node.counters import (
 from preflight.node.kernel import is_virtual
 from preflight.node.launch import wanted
 from preflight.node.mesh import SHORT, message
-from preflight.node.net import (
-    interfaces,
-    link_gbps,
-    meeting_address,
-)
+from preflight.node.net import interfaces, link_gbps, meeting_address
 from preflight.node.nvml import Occupant, in_words, occupants
 from preflight.node.pairs import (
     Culprit,
     Pair,
-    Placed,
     about,
     between,
     blame,
-    disjoint,
     of_all,
     present,
-    some_rounds,
     stricken,
 )
-from preflight.node.ports import ECHO_S
-from preflight.node.streams import (
-    BUSY,
-    CONNECT_S,
-    MEASURE_S,
-    STREAMS,
-    WARM_S,
-    Drawn,
-    draw,
-    pour,
-)
+from preflight.node.streams import BUSY, MEASURE_S, STREAMS, Drawn, pour
+from preflight.node.sweep import SLOWER, Swept, floor, measured, sweep, usual_rate
 
-SLOWER = 2
-"""Times slower than usual: dlrover's limit of a straggler."""
 LINK_SHARE = 0.6
 """Of the link's speed; see Source."""
-AGAIN = 6
-"""Rounds in which slow pairs are tried once more: enough to tell a moment's noise from a fault."""
-SWEEP_S = 100.0
-"""No round begins later. 64 nodes take 63 rounds of 1.1 s."""
-DRAW_S = CONNECT_S + 3 * ECHO_S + WARM_S + MEASURE_S + 1
-INSTRUMENT = f"measured with {STREAMS} TCP streams of preflight's own, {MEASURE_S:g} s each way"
+SWEEP_S, IPERF3_SWEEP_S = 100.0, 250.0
+"""No round begins later. 64 nodes take 63 rounds of 1.1 s, of iperf3 2.6 s."""
+OWN = "preflight's own"
 
 
-class Mesh(Placed):
+class Mesh(Swept):
     address: str
     link_gbps: float
     occupants: list[Occupant]
-    drawn: dict[str, Drawn]
+    instrument: str
+    """What measured: `OWN`, or iperf3 and its version; empty: nothing did."""
     counted: dict[str, Counts]
     """By link, what its counters have grown by meanwhile."""
-    problem: str
 
 
 def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
@@ -121,6 +106,14 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
 
 
 def load(fleet: Fleet, facts: dict[str, Mesh], free: Sequence[str], want: Want) -> None:
+    if want.get("expect.iperf3"):
+        for node, reply in fleet.map(iperf.version, dict.fromkeys(free, ())).items():
+            facts[node]["instrument"] = reply.value or ""
+            facts[node]["problem"] = message(reply)
+        free = [node for node in free if not facts[node]["problem"]]
+        addresses = {node: facts[node]["address"] for node in free}
+        sweep(facts, partial(iperf.through, fleet, addresses), free, want, IPERF3_SWEEP_S)
+        return
     secrets = os.urandom(16).hex(), os.urandom(16).hex()
     with fleet.start_all(pour, dict.fromkeys(free, secrets)) as running:
         doors = {}
@@ -128,52 +121,26 @@ def load(fleet: Fleet, facts: dict[str, Mesh], free: Sequence[str], want: Want) 
             if isinstance(one, Reply):
                 facts[node]["problem"] = message(one) or str(one.value["error"])
             else:
+                facts[node]["instrument"] = OWN
                 doors[node] = (facts[node]["address"], one.ready["port"], *secrets)
-        sweep(fleet, facts, doors, want)
+        sweep(facts, partial(streams.through, fleet, doors), [*doors], want, SWEEP_S)
 
 
 def begun(reply: Reply) -> Mesh:
     if reply.problem:
         why = message(reply)
         return Mesh(
-            address="", subnet="", link_gbps=0.0, occupants=[], drawn={}, counted={}, problem=why
+            address="",
+            subnet="",
+            link_gbps=0.0,
+            occupants=[],
+            instrument="",
+            drawn={},
+            counted={},
+            problem=why,
         )
     found: Mesh = reply.value
     return found
-
-
-def sweep(
-    fleet: Fleet, facts: dict[str, Mesh], doors: Mapping[str, Sequence[Any]], want: Want
-) -> None:
-    """Measure all pairs in rounds, and the slow ones once more."""
-    until = time.monotonic() + SWEEP_S
-    for pairs in some_rounds([*doors]):
-        if time.monotonic() < until:
-            measure(fleet, facts, doors, pairs)
-            measure(fleet, facts, doors, [(b, a) for a, b in pairs])
-    rates = measured(facts)
-    right = floor(rates, want)
-    slow = [pair for pair, one in rates.items() if one["gbps"] < right]
-    for pairs in disjoint(slow)[:AGAIN]:
-        if time.monotonic() < until:
-            measure(fleet, facts, doors, pairs)
-
-
-def measure(
-    fleet: Fleet,
-    facts: dict[str, Mesh],
-    doors: Mapping[str, Sequence[Any]],
-    pairs: Iterable[Pair],
-) -> None:
-    """Let the second of each pair draw from the first, all at once; the best try counts."""
-    sources = {b: a for a, b in pairs if not facts[a]["problem"] and not facts[b]["problem"]}
-    for node, reply in fleet.map(draw, {b: doors[a] for b, a in sources.items()}, DRAW_S).items():
-        if reply.problem:
-            facts[node]["problem"] = message(reply)
-            continue
-        drawn, found = facts[node]["drawn"], reply.value
-        before = drawn.get(sources[node], found)
-        drawn[sources[node]] = max(before, found, key=lambda one: float(one["gbps"]))
 
 
 # ---- on the node ---------------------------------------------------------------------------
@@ -187,6 +154,7 @@ def look(node: Node, launch: Mapping[str, Any]) -> Mesh:
         subnet=subnet_of(node, address),
         link_gbps=0.0 if is_virtual(node) else link_gbps(network, address),
         occupants=occupants(node),
+        instrument="",
         drawn={},
         counted=counted(node, network)["links"],
         problem="" if address else "it has no address that other nodes could use",
@@ -194,31 +162,6 @@ def look(node: Node, launch: Mapping[str, Any]) -> Mesh:
 
 
 # ---- judging -------------------------------------------------------------------------------
-
-
-def measured(facts: Mapping[str, Mesh]) -> dict[Pair, Drawn]:
-    """Return what was measured from the first of a pair to the second."""
-    return {
-        (a, b): one
-        for b, fact in facts.items()
-        for a, one in fact["drawn"].items()
-        if not one["error"]
-    }
-
-
-def usual_rate(rates: Mapping[Pair, Drawn]) -> float:
-    """Return the median of each node's best: half of all pairs may be those of one slow node."""
-    best: dict[str, float] = {}
-    for pair, one in rates.items():
-        for node in pair:
-            best[node] = max(best.get(node, 0.0), one["gbps"])
-    return median(best.values()) if best else 0.0
-
-
-def floor(rates: Mapping[Pair, Drawn], want: Want) -> float:
-    """Return the rate from which a path is fast enough."""
-    asked = want.get("expect.tcp_gbps")
-    return usual_rate(rates) / SLOWER if asked is None else float(asked)
 
 
 def is_bound(one: Drawn) -> bool:
@@ -253,7 +196,8 @@ def idle(facts: Mapping[str, Mesh], node: str) -> Verdict | None:
     if fact["occupants"]:
         return skip(f"busy: {in_words(fact['occupants'][0])}")
     if fact["problem"]:
-        return unknown(fact["problem"])
+        fix = iperf.INSTALL if fact["problem"] == iperf.MISSING else None
+        return unknown(fact["problem"], fix=fix)
     if any(node in pair for pair in measured(facts)):
         return None
     if all(one["occupants"] for other, one in facts.items() if other != node):
@@ -271,22 +215,34 @@ def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], right
     judged = {pair: one for pair, one in mine.items() if tried.get(pair)}
     slow = sorted({other(pair, node) for pair in mine if tried.get(pair) is False})
     bound = [pair for pair in mine if is_bound(mine[pair])]
+    tcp = title(facts[node])
     if not judged and not slow:
         return unknown(
-            f"TCP at {shown(mine.values())} where {right}, but {limiter(node, mine)} is what"
+            f"{tcp} at {shown(mine.values())} where {right}, but {limiter(node, mine)} is what"
             " limits: the network may carry more",
-            details=(INSTRUMENT,),
+            details=(method(facts[node]),),
         )
     worse = meanwhile(facts[node]) or fallen_short(node, facts, mine)
     if worse and not slow:
         return worse
     met = sorted({other(pair, node) for pair in judged} - {*slow})
     sample = of_all(len(met) + len(slow), len(facts))
-    words = [f"TCP at {shown(judged.values())} with {some(met)}{sample}"] if met else []
-    words += [f"TCP with {some(slow)} is slow, which is told there"] if slow else []
+    words = [f"{tcp} at {shown(judged.values())} with {some(met)}{sample}"] if met else []
+    words += [f"{tcp} with {some(slow)} is slow, which is told there"] if slow else []
     if 2 * len(bound) > len(mine) or (len(judged) < len(mine) and not slow):
         words.append(f"{limiter(node, mine)} is what limits")
-    return ok("; ".join(words), details=(INSTRUMENT,))
+    return ok("; ".join(words), details=(method(facts[node]),))
+
+
+def title(fact: Mesh) -> str:
+    """Return what was measured, in a row: where nothing else is said, by our own streams."""
+    return "TCP" if fact["instrument"] == OWN else f"TCP ({fact['instrument']})"
+
+
+def method(fact: Mesh) -> str:
+    """Say how it was measured."""
+    seconds = MEASURE_S if fact["instrument"] == OWN else iperf.SECONDS
+    return f"measured with {STREAMS} TCP streams of {fact['instrument']}, {seconds:g} s each way"
 
 
 def other(pair: Pair, node: str) -> str:
@@ -329,11 +285,11 @@ def fallen_short(
         return None
     rates, speed = shown(mine[pair] for pair in shares), min(links[pair] for pair in shares)
     return warn(
-        f"TCP at {rates} with {some(sorted({other(p, node) for p in shares}))}:"
+        f"{title(facts[node])} at {rates} with {some(sorted({other(p, node) for p in shares}))}:"
         f" {100 * median(shares.values()):.0f} % of the links' {speed:g} Gb/s",
         observed=round(median(shares.values()), 2),
         expected=LINK_SHARE,
-        details=(INSTRUMENT,),
+        details=(method(facts[node]),),
         reproduce=by_hand(min(shares), facts),
     )
 
@@ -347,8 +303,8 @@ def failure(node: str, culprit: Culprit, facts: Mapping[str, Mesh], right: str) 
     damage = meanwhile(facts[node])
     why += f"; {damage.summary}" if damage else ""
     return fail(
-        f"TCP {between(culprit, node)} at {shown(found)}, {right}{why}",
-        details=(INSTRUMENT,),
+        f"{title(facts[node])} {between(culprit, node)} at {shown(found)}, {right}{why}",
+        details=(method(facts[node]),),
         reproduce=by_hand(min(culprit.pairs), facts),
         **about(culprit, node, len(facts)),
     )
@@ -378,10 +334,13 @@ def pairs(facts: Mapping[str, Mesh]) -> dict[str, dict[str, str]]:
 
 CHECK = Check(
     exercise=exercise,
-    args=wanted,
+    args=lambda want: (*wanted(want), bool(want.get("expect.iperf3"))),
     compare=compare,
     level="deep",
-    expects=(Expect("tcp_gbps", float, "Gb/s", "TCP between any two nodes, each way, at least"),),
+    expects=(
+        Expect("tcp_gbps", float, "Gb/s", "TCP between any two nodes, each way, at least"),
+        Expect("iperf3", bool, "", "all nodes have it, and TCP is measured with it"),
+    ),
     explains=("collective.all_reduce", "collective.pairs"),
     pairs=pairs,
 )

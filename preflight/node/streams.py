@@ -17,7 +17,9 @@ import threading
 import time
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
-from preflight.api import Node, Opened, PortNumber
+from preflight.api import Fleet, Node, Opened, PortNumber
+from preflight.node.mesh import message
+from preflight.node.pairs import Pair
 from preflight.node.ports import ECHO_S, FILTERED, FOREIGN, RESULTS, SILENT, bound, close, family_of
 
 STREAMS = 8
@@ -29,6 +31,7 @@ CONNECT_S = 2.0
 """A second SYN goes out after 1 s."""
 POUR_S = 10.0
 """A stream ends by then, whoever has gone away."""
+DRAW_S = CONNECT_S + 3 * ECHO_S + WARM_S + MEASURE_S + 1
 BUSY = 0.7
 """Share of the CPU from which an end may be what limits: our own choice. Loopback, which has no
 other limit, shows 0.87 and more."""
@@ -43,11 +46,11 @@ WISHES = [ASK] + [POUR] * STREAMS
 
 
 class Usage(TypedDict):
-    """How busy a node and our own threads on it are, to be compared with a later one."""
+    """How busy a node and a process on it are, to be compared with a later one."""
 
     at: float
     wanted_s: float
-    """CPU time of our threads, and time that they were ready to run and had to wait."""
+    """CPU time of its threads, and time that they were ready to run and had to wait."""
     softirq: list[int]
     """Ticks by CPU; the kernel receives packets in them."""
     ticks: list[int]
@@ -74,6 +77,25 @@ class Poured(TypedDict):
 
     error: str
     """Why it could not begin; empty if it could."""
+
+
+def through(
+    fleet: Fleet, doors: Mapping[str, Sequence[Any]], pairs: Sequence[Pair]
+) -> tuple[dict[Pair, Drawn], dict[str, str]]:
+    """Send from the first of each pair to the second, all at once.
+
+    Args:
+        fleet: the nodes.
+        doors: the arguments of `draw`, by the node that pours.
+        pairs: no node is in two of them.
+
+    Returns:
+        What came, and by node why it could not measure.
+    """
+    sources = {b: a for a, b in pairs}
+    replies = fleet.map(draw, {b: doors[a] for b, a in sources.items()}, DRAW_S)
+    found = {(sources[b], b): reply.value for b, reply in replies.items() if not reply.problem}
+    return found, {b: message(reply) for b, reply in replies.items() if reply.problem}
 
 
 def pour(node: Node, opened: Opened[Door], ask: str, answer: str) -> Poured:  # noqa: ARG001
@@ -265,10 +287,10 @@ def asked(control: socket.socket) -> Usage:
 # ---- what limits ---------------------------------------------------------------------------
 
 
-def usage() -> Usage:
-    """Return how busy this node is.
+def usage(pid: int | str = "self") -> Usage:
+    """Return how busy this node is, and a process, our own if none is given.
 
-    Source: /proc/self/task/*/schedstat (sched-stats.rst), without it the process's CPU time;
+    Source: /proc/PID/task/*/schedstat (sched-stats.rst), without it our own process's CPU time;
     /proc/stat (proc(5)).
     """
     softirq, ticks = [], []
@@ -280,28 +302,29 @@ def usage() -> Usage:
                 numbers = [int(word) for word in line.split()[1:9]]
                 softirq.append(numbers[6])
                 ticks.append(sum(numbers))
-    return Usage(at=time.monotonic(), wanted_s=wanted_s(), softirq=softirq, ticks=ticks)
+    return Usage(at=time.monotonic(), wanted_s=wanted_s(pid), softirq=softirq, ticks=ticks)
 
 
-def wanted_s() -> float:
-    """Return the CPU time that our threads had, and that they waited for."""
-    tasks = os.listdir("/proc/self/task")
-    return sum(map(scheduled_ns, tasks)) / 1e9 or time.process_time()
+def wanted_s(pid: int | str) -> float:
+    """Return the CPU time that the threads of a process had, and that they waited for."""
+    tasks = f"/proc/{pid}/task"
+    found = sum(scheduled_ns(f"{tasks}/{task}/schedstat") for task in os.listdir(tasks)) / 1e9
+    return found or (time.process_time() if pid == "self" else 0.0)
 
 
-def scheduled_ns(task: str) -> int:
+def scheduled_ns(path: str) -> int:
     """Return the same of one thread; nothing if it has ended, or this kernel does not tell."""
     try:
-        with open(f"/proc/self/task/{task}/schedstat", encoding="ascii") as file:
+        with open(path, encoding="ascii") as file:
             return sum(int(word) for word in file.read().split()[:2])
     except OSError:
         return 0
 
 
-def strain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+def strain(before: Mapping[str, Any], after: Mapping[str, Any], threads: int = STREAMS) -> float:
     """Return how near to its limit an end was: its threads, or its busiest CPU with packets."""
-    threads: float = (
-        (after["wanted_s"] - before["wanted_s"]) / (after["at"] - before["at"]) / STREAMS
+    wanted: float = (
+        (after["wanted_s"] - before["wanted_s"]) / (after["at"] - before["at"]) / threads
     )
     packets = max(
         (
@@ -310,4 +333,4 @@ def strain(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
         ),
         default=0.0,
     )
-    return round(float(min(1.0, max(threads, packets))), 2)
+    return round(float(min(1.0, max(wanted, packets))), 2)

@@ -208,13 +208,16 @@ class Toolbox:
             raise (Absent if error.value in absent else Unobservable)(f"NVML: {error}") from error
 
 
-def started(argv: Sequence[str], env: Mapping[str, str], fed: bool = False) -> Any:
+def started(
+    argv: Sequence[str], env: Mapping[str, str], fed: bool = False, leads: bool = False
+) -> Any:
     """Return a process that was started, its output as pipes; it ends with this one.
 
     Args:
         argv: the program's path, and its arguments.
         env: variables beside those of this process.
         fed: whether its input is a pipe too.
+        leads: whether it leads a process group of its own, with which what it starts can be ended.
 
     Raises:
         Unobservable: not permitted.
@@ -226,6 +229,7 @@ def started(argv: Sequence[str], env: Mapping[str, str], fed: bool = False) -> A
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "LC_ALL": "C", **env},
+            start_new_session=leads,
             preexec_fn=functools.partial(die_with, os.getpid()),
         )
     except OSError as error:

@@ -17,7 +17,7 @@ PROGRAMS = (
     *("nsenter", "unshare", "setpriv", "gcc", "pkg-config"),
     *("/usr/sbin/sshd", "ssh", "ssh-keygen", "sudo", "/usr/bin/python3"),
     *("munged", "slurmctld", "slurmd", "salloc"),
-    *("podman", "crun"),
+    *("podman", "crun", "iperf3"),
 )
 
 
