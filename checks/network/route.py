@@ -81,7 +81,8 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Ways]:
 
 
 def places_of(fact: Ways) -> list[Place]:
-    return fact["table"]["places"] if fact["table"] else []
+    # without an address it is no place for others to go to, whatever tells it
+    return [one for one in fact["table"]["places"] if one["address"]] if fact["table"] else []
 
 
 # ---- judging -------------------------------------------------------------------------------
