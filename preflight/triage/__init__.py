@@ -1,0 +1,1 @@
+"""From the log of a dead job to its cause: reading, understanding, hypotheses."""

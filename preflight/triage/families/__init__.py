@@ -1,0 +1,1 @@
+"""What log lines tell, one module per family of causes; see `rule.Rule`."""

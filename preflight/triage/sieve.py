@@ -1,0 +1,92 @@
+"""Finds the few lines that tell something in logs of any size.
+
+All patterns of all families are one automaton (RE2: time is linear in what is read, whatever the
+patterns), and run over whole blocks; only lines that it stops at are looked at one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import re2
+
+from preflight.triage.files import Log
+from preflight.triage.rule import Rule
+
+MEMORY = 64 << 20
+"""Bytes that the automaton may take: with RE2's 8 MiB it is thrown away and made again."""
+ANSI = re2.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+NAME = re.compile(r"\(\?P<\w+>")
+TRACEBACK = b"Traceback (most recent call last)"
+AFTER = 400
+"""Lines that are taken after the head of a traceback: several ranks may write theirs at once."""
+
+
+class Hit(NamedTuple):
+    """A line, and which rules it may be of."""
+
+    number: int
+    """From 1."""
+    text: str
+    rules: tuple[int, ...]
+    """Their places; none: it only follows the head of a traceback."""
+
+
+class Sieve:
+    """The rules as one automaton."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        options = re2.Options()
+        options.max_mem = MEMORY
+        options.never_capture = True
+        options.never_nl = True  # `[^)]*` stays in its line
+        bare = [NAME.sub("(?:", rule.pattern).encode("ascii") for rule in rules]
+        everything = b"|".join(b"(?:" + one + b")" for one in (re.escape(TRACEBACK), *bare))
+        self._any = re2.compile(everything, options)
+        self._which = re2.Set.SearchSet(options)
+        for one in bare:
+            self._which.Add(one)
+        self._which.Compile()
+
+    def hits(self, log: Log) -> Iterator[Hit]:
+        """Yield the lines of a log that tell something, in order."""
+        number, follow = 1, 0
+        for block in log.blocks():
+            if b"\x1b[" in block:
+                block = ANSI.sub(b"", block)
+            start, counted = 0, 0
+            while start < len(block):
+                if follow:
+                    begin, end = start, line_end(block, start)
+                    follow -= 1
+                else:
+                    match = self._any.search(block, start)
+                    if match is None:
+                        break
+                    begin, end = line_start(block, match.start()), line_end(block, match.start())
+                line = block[begin:end]
+                number += block.count(b"\n", counted, begin)
+                counted = begin
+                which = self._which.Match(line)
+                if TRACEBACK in line:
+                    follow = AFTER
+                if which or follow:
+                    text = line.decode("utf-8", "replace")
+                    yield Hit(number, text, tuple(sorted(which)))
+                start = end + 1
+            number += block.count(b"\n", counted)
+
+
+def line_start(block: bytes, position: int) -> int:
+    """Return where the line begins; progress bars end theirs with a carriage return."""
+    return max(block.rfind(b"\n", 0, position), block.rfind(b"\r", 0, position)) + 1
+
+
+def line_end(block: bytes, position: int) -> int:
+    """Return where the line ends."""
+    end = block.find(b"\n", position)
+    end = len(block) if end < 0 else end
+    bar = block.find(b"\r", position, end)
+    return end if bar < 0 else bar

@@ -1,0 +1,182 @@
+"""What the logs of a job tell, by rank: bounded in size, however long they are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from preflight.triage.prefix import Who
+from preflight.triage.rule import Kind, Rule
+
+KEPT = 4
+"""Lines of one rule and one rank that are kept as evidence; the others are counted."""
+MOST_KEYS = 200_000
+"""Of rule and rank: beyond that (a log of noise) nothing new is kept."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A line that a rule is of."""
+
+    file: str
+    line: int
+    text: str
+    who: Who
+    time: str
+    order: int
+    """By which lines of one file are in order; of several files it says nothing."""
+    rule: Rule
+    told: Mapping[str, str]
+    """Its named groups, and what `Rule.refine` makes of them."""
+
+
+@dataclass
+class Rank:
+    """What one rank, or one process whose rank is not known, has said of itself."""
+
+    who: Who
+    facts: dict[str, str] = field(default_factory=dict)
+    """The first value of each; what changes (`last_...`) the last."""
+    where: dict[str, Seen] = field(default_factory=dict)
+    """The line of each fact."""
+    first_error: Seen | None = None
+    last: Seen | None = None
+
+
+class Story:
+    """All that was seen of one launch.
+
+    `families` read it: `events`, `ranks`, `stated`, `count`.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, Who], list[Seen]] = {}
+        self._counts: dict[tuple[int, Who], int] = defaultdict(int)
+        self._facts: dict[tuple[Who, str], tuple[str, Seen]] = {}
+        self._last: dict[Who, Seen] = {}
+        self._rank_of: dict[tuple[str, int], int] = {}
+        self._world = 0
+        self.extra: dict[str, object] = {}
+        """What is not lines: flight recorder dumps, RAS; by the reader's name."""
+
+    def add(self, seen: Seen) -> None:
+        """Take in a line."""
+        key = id(seen.rule), seen.who
+        self._counts[key] += 1
+        kept = self._seen.get(key)
+        if kept is None:
+            if len(self._seen) >= MOST_KEYS:
+                return
+            kept = self._seen[key] = []
+        if len(kept) < KEPT:
+            kept.append(seen)
+        elif seen.rule.kind is Kind.FACT:
+            kept[-1] = seen  # the first few, and the last
+        self._last[seen.who] = seen
+        for name, value in seen.told.items():
+            if name.startswith("last_") or (seen.who, name) not in self._facts:
+                self._facts[seen.who, name] = value, seen
+        self.learn(seen)
+
+    def learn(self, seen: Seen) -> None:
+        """Learn which process is which rank of the largest communicator."""
+        told, who = seen.told, seen.who
+        if "nranks" in told and "comm_rank" in told and who.pid is not None:
+            world = int(told["nranks"])
+            if world > self._world:
+                self._world = world
+                self._rank_of = {}
+            if world == self._world:
+                self._rank_of.setdefault((who.node, who.pid), int(told["comm_rank"]))
+
+    def whose(self, who: Who) -> Who:
+        """Return whose it is, with the rank if any line has told it."""
+        if who.rank is None and who.pid is not None and (who.node, who.pid) in self._rank_of:
+            return who._replace(rank=self._rank_of[who.node, who.pid])
+        return who
+
+    @property
+    def world(self) -> int:
+        """The greatest number of ranks that any has stated; 0 if none has."""
+        stated = [int(v) for (_, k), (v, _) in self._facts.items() if k in ("nranks", "world_size")]
+        return max(stated, default=0)
+
+    def events(self, *kinds: Kind) -> Iterator[Seen]:
+        """Yield the kept lines of some kinds, or of all."""
+        for lines in self._seen.values():
+            for seen in lines:
+                if not kinds or seen.rule.kind in kinds:
+                    yield seen
+
+    def of_rule(self, rule: Rule) -> list[Seen]:
+        """Return the kept lines of a rule."""
+        return [one for (key, _), lines in self._seen.items() if key == id(rule) for one in lines]
+
+    def count(self, seen: Seen) -> int:
+        """Return how many such lines there are of its rule and rank."""
+        return self._counts[id(seen.rule), seen.who]
+
+    def stated(self, fact: str) -> dict[Who, Seen]:
+        """Return the line in which each has stated a fact; `line.told[fact]` is its value."""
+        return {
+            self.whose(who): seen for (who, name), (_, seen) in self._facts.items() if name == fact
+        }
+
+    def ranks(self) -> dict[int, Rank]:
+        """Return the ranks of which there is a line."""
+        found: dict[int, Rank] = {}
+        for (who, name), (value, seen) in self._facts.items():
+            rank = self._rank(found, who)
+            if rank and (name.startswith("last_") or name not in rank.facts):
+                rank.facts[name], rank.where[name] = value, seen
+        for who, seen in self._last.items():
+            rank = self._rank(found, who)
+            if rank and (rank.last is None or seen.order > rank.last.order):
+                rank.last = seen
+        for seen in self.events(Kind.CONSEQUENCE, Kind.SYMPTOM, Kind.CAUSE):
+            rank = self._rank(found, seen.who)
+            if rank and (rank.first_error is None or earlier(seen, rank.first_error)):
+                rank.first_error = seen
+        return dict(sorted(found.items()))
+
+    def _rank(self, found: dict[int, Rank], who: Who) -> Rank | None:
+        who = self.whose(who)
+        if who.rank is None:
+            return None
+        rank = found.setdefault(who.rank, Rank(who))
+        if who.node and not rank.who.node:
+            rank.who = who
+        return rank
+
+    def node_of(self, who: Who) -> str:
+        """Return the node of a rank, as logs name it; empty if none does."""
+        who = self.whose(who)
+        if who.node or who.rank is None:
+            return who.node
+        return next(
+            (node for (node, _), rank in self._rank_of.items() if rank == who.rank and node), ""
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._seen or self.extra)
+
+
+def earlier(one: Seen, other: Seen) -> bool:
+    """Whether a line is earlier than another, as far as that can be told."""
+    if one.file == other.file:
+        return one.order < other.order
+    if one.time and other.time and one.time[:4] == other.time[:4]:
+        return one.time < other.time
+    if one.time[5:] and other.time[5:]:
+        return one.time[5:] < other.time[5:]
+    return one.order < other.order
+
+
+def first(lines: Sequence[Seen]) -> Seen | None:
+    """Return the earliest of some lines."""
+    best = None
+    for one in lines:
+        if best is None or earlier(one, best):
+            best = one
+    return best
