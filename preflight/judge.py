@@ -128,11 +128,12 @@ def together(one: Loaded, values: Mapping[str, Any], want: Want) -> dict[str, An
         return found
     few, too = (culprits(order, crashes) for order in (nodes, nodes[::-1]))
     odd = few | too
-    if len(odd) == len(nodes):
+    rest = said([node for node in nodes if node not in odd])
+    if len(odd) == len(nodes) or not isinstance(rest, dict):
         return dict.fromkeys(nodes, found)
     whose = "its answer" if few == too else f"the answer of one of {some(sorted(odd))}"
     theirs = replace(found, summary=f"{whose} cannot be understood: {found.summary}")
-    return {**said([n for n in nodes if n not in odd]), **dict.fromkeys(odd, theirs)}
+    return {**rest, **dict.fromkeys(odd, theirs)}
 
 
 def culprits(nodes: Sequence[str], crashes: Callable[[Sequence[str]], bool]) -> set[str]:

@@ -154,6 +154,15 @@ def test_compare_that_crashes_on_what_one_of_two_answered(tmp_path: Path) -> Non
     assert [found[node] for node in "ad"] == [("pass", "0")] * 2
 
 
+def test_compare_that_crashes_also_without_those_nodes(tmp_path: Path) -> None:
+    # any two of "b", "c" and "d", or none of them
+    body = "{n: ok('fine') for n in facts if 1 // (len(facts.keys() & {*'bcd'}) == 1)}"
+    one = made(tmp_path, "site.one", COMPARE.format(body=body))
+    found = found_of(one, dict.fromkeys("abcdef", 1))
+    why = "bug in check site.one: ZeroDivisionError: integer division or modulo by zero"
+    assert set(found.values()) == {("unknown", why)}
+
+
 PROMISED = """
 def probe(node) -> dict[str, int]:
     return {}
