@@ -1,0 +1,151 @@
+"""A command that is followed while it runs, and the file that it writes for us.
+
+Sent to nodes: stdlib only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+from preflight.node.toolbox import end
+
+MEMORY = "/dev/shm"
+"""On no disk."""
+GRACE_S = 3.0
+"""After SIGTERM: mpirun and srun need up to 2 s to end what they started elsewhere."""
+IDLE_S = 0.1
+KEPT = 4 << 20
+"""Bytes of its output that are kept."""
+TELLING = re.compile(
+    r"denied|verification failed|not found|refused|timed out|no route|resolve|error|cannot|unable",
+    re.IGNORECASE,
+)
+"""In the line that says why; others are banners, and boxes of advice."""
+LONGEST = 200
+"""Characters of it."""
+
+
+class Followed:
+    """A process, until it has ended or is past its time.
+
+    Args:
+        process: its output as pipes.
+        limit_s: that it has.
+    """
+
+    def __init__(self, process: Any, limit_s: float) -> None:
+        self._process = process
+        self._out, self._err = process.stdout.fileno(), process.stderr.fileno()
+        self._kept = {self._out: b"", self._err: b""}
+        self._poller = select.poll()
+        self._open = set(self._kept)
+        for fd in self._open:
+            self._poller.register(fd, select.POLLIN | select.POLLHUP)
+        self.killed = False
+        """Whether it was past its time."""
+        self.within(limit_s)
+
+    def __enter__(self) -> Followed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def code(self) -> int:
+        """How it ended."""
+        return int(self._process.returncode or 0)
+
+    def within(self, limit_s: float) -> None:
+        """Give it so much time from now on."""
+        self._deadline = time.monotonic() + limit_s
+
+    def texts(self) -> Iterator[str]:
+        """Yield all that it has written to standard output, whenever that is more."""
+        while not self.killed:
+            before = len(self._kept[self._out])
+            has_ended = self._process.poll() is not None
+            came = self._hear(IDLE_S)
+            if len(self._kept[self._out]) > before:
+                yield self.text()
+            elif has_ended and not came:
+                return  # who still has its streams is another one
+            self.killed = time.monotonic() > self._deadline
+
+    def _hear(self, limit_s: float) -> bool:
+        if not self._open:
+            time.sleep(limit_s / 10)
+        events = self._poller.poll(limit_s * 1000) if self._open else []
+        for fd, _ in events:
+            data = os.read(fd, 1 << 16)
+            self._kept[fd] = (self._kept[fd] + data)[-KEPT:]
+            if not data:
+                self._poller.unregister(fd)
+                self._open.discard(fd)
+        return bool(events)
+
+    def stop(self) -> None:
+        """End it, if it has not ended."""
+        until = time.monotonic() + GRACE_S
+        if self._process.poll() is None:
+            self._process.terminate()
+        while self._process.poll() is None and time.monotonic() < until:
+            self._hear(IDLE_S)
+        if self._process.poll() is None:
+            self._process.kill()
+        end(self._process, GRACE_S)
+
+    def text(self) -> str:
+        """Return what it has written to standard output."""
+        return self._kept[self._out].decode("utf-8", "replace")
+
+    def why(self) -> str:
+        """Return the line of its standard error that says why it did not end well."""
+        errors = self._kept[self._err].decode("utf-8", "replace")
+        lines = [line.strip() for line in errors.splitlines() if line.strip(" -\t")]
+        telling = [line for line in lines if TELLING.search(line)]
+        return (telling or lines or [f"it ended with code {self.code}"])[0][:LONGEST]
+
+
+class Report:
+    """A file in memory, for a program that takes none that is there already, nor a pipe.
+
+    Once the program says that it has it open, the file is in no folder any more: whoever is killed
+    then, nothing is left.
+
+    Args:
+        says: what it says.
+    """
+
+    def __init__(self, says: re.Pattern[str]) -> None:
+        self._says, self._file = says, contextlib.ExitStack()
+        self._folder = Path(tempfile.mkdtemp(prefix="preflight-", dir=MEMORY))
+        self.path = str(self._folder / "report.json")
+        self._text: Any = None
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def seen(self, text: str) -> None:
+        """Take hold of the file, if its program says that it is there."""
+        if self._text is None and self._says.search(text):
+            with contextlib.suppress(OSError):
+                opened = open(self.path, encoding="utf-8", errors="replace")  # noqa: SIM115
+                self._text = self._file.enter_context(opened)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def text(self) -> str:
+        """Return what is in it."""
+        return str(self._text.read(KEPT)) if self._text else ""

@@ -1,0 +1,277 @@
+"""Runs all_reduce_perf of nccl-tests: on one node, or on several by mpirun or srun.
+
+Whatever is started is ended again: by SIGTERM, at which mpirun and srun end what they started
+elsewhere and leave no file; what is left then, `swept` finds by its mark.
+Sent to nodes: stdlib only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from shlex import join
+from typing import Any, Iterator, Mapping, Sequence, TypedDict
+
+from preflight.api import Absent, Node, Unobservable
+from preflight.node.container import entered
+from preflight.node.followed import GRACE_S, Followed, Report
+from preflight.node.nccl_tests import Told, parsed, refined
+from preflight.node.software import PASSED
+from preflight.node.toolbox import started
+
+SIZES = ("-b", "32K", "-e", "1G", "-f", "32")
+"""32 KiB, 1 MiB, 32 MiB, 1 GiB."""
+LAST, STEP, REPEATS = 1 << 30, 32, 10
+COUNTS = ("-n", str(REPEATS), "-w", "0", "-c", "1")
+"""Without warm-up: one that is not timed goes before each size anyway (BenchTime, "Sync")."""
+ROUNDS = 2 * (REPEATS + 2)
+"""How often each size is done: in place and not, with one before and one to see the sums."""
+WRITES = re.compile(r"^# Writing JSON output to ", re.MULTILINE)
+"""Since 2.17.3."""
+MARK = "OMPI_MCA_preflight_run"
+"""A parameter that Open MPI does not know, so that it hands it on to all that it starts."""
+TRIAL_S = 10.0
+"""For a launcher to start `true` on all nodes and to end: 0.5 s on four, 2 to 4 s on 64."""
+START_S = 40.0
+"""Until ranks are connected: NCCL takes 1 s on one node, up to 20 s for 512 ranks."""
+STUCK_S = 10.0
+"""For the next row, besides four times what the one before lets expect."""
+GO_ON_S = 15.0
+"""After the first row was begun; none is awaited that would end later."""
+CONTAINED_S = "90"
+"""A program in a container ends by itself, for no signal of ours comes there."""
+
+
+class Plan(TypedDict):
+    """What is to be run."""
+
+    how: str
+    """`alone`, `mpirun` or `srun`."""
+    program: str
+    nodes: list[list[Any]]
+    """Of each its name, address and number of ranks, that of rank 0 first."""
+    interfaces: list[str]
+    """Those that lead to the others; empty: not known."""
+    container: dict[str, Any]
+    env: dict[str, str]
+    """Of the job."""
+    slurm: dict[str, str]
+    """Variables that lead srun to the job: SLURM_JOB_ID, SLURM_CONF, SLURM_MPI_TYPE."""
+    each: bool
+    """Whether it can tell the time of each process."""
+    mark: str
+
+
+class Outcome(TypedDict):
+    """What came of it."""
+
+    command: str
+    """How to repeat it by hand, with launch.env in the environment."""
+    told: Told
+    killed: bool
+    """Whether it was past its time."""
+    cut: bool
+    """Whether larger sizes were left out, for they would have taken too long."""
+    problem: str
+    """Why it did not end well, as its launcher or the system says."""
+
+
+def tried(node: Node, plan: Plan) -> str:
+    """Return why a launcher cannot start anything on all nodes; empty if it can."""
+    try:
+        argv, env = start_of(node, plan, 1)
+        process = started_by(node, [*argv, "true"], env)
+    except Unobservable as problem:
+        return str(problem)
+    with Followed(process, TRIAL_S) as run:
+        for _ in run.texts():
+            pass
+    if run.killed:
+        return f"{plan['how']} does not come to an end in {TRIAL_S:g} s"
+    return run.why() if run.code else ""
+
+
+def measured(node: Node, plan: Plan) -> Outcome:
+    """Return what an all_reduce with all ranks gives.
+
+    Raises:
+        Unobservable: it cannot be started.
+    """
+    argv, env = start_of(node, plan, 0)
+    each = plan["nodes"][0][2] if plan["how"] == "alone" else 1
+    words = [*argv, plan["program"], *SIZES, *COUNTS, "-g", str(each)]
+    with contextlib.ExitStack() as stack:
+        report = stack.enter_context(Report(WRITES)) if has_report(plan) else None
+        more = ["-I", "1", "-J", report.path] if report else []
+        process = started_by(node, [*words, *more], env)
+        run = stack.enter_context(Followed(process, START_S))
+        cut = watched(run, report)
+        run.stop()
+        told = parsed(run.text())
+        if report:
+            told = refined(told, report.text())
+    return Outcome(
+        command=join(words),
+        told=told,
+        killed=run.killed,
+        cut=cut,
+        problem=run.why() if run.code and not cut else "",
+    )
+
+
+def watched(run: Followed, report: Report | None) -> bool:
+    """Follow it to its end; True: to the size after which the next one would take too long."""
+    rows, begun = 0, 0.0
+    for text in run.texts():
+        if report:
+            report.seen(text)
+        told = parsed(text)
+        if told["at"] != "all_reduce" or (begun and len(told["sizes"]) == rows):
+            continue
+        rows, begun = len(told["sizes"]), begun or time.monotonic()
+        ahead = next_row(told)
+        if time.monotonic() + ahead > begun + GO_ON_S:
+            return True
+        run.within(STUCK_S + 4 * ahead)
+    return False
+
+
+def next_row(told: Told) -> float:
+    """Return how long the next row takes if its time grows as its size; 0: none is to come."""
+    if not told["sizes"] or told["sizes"][-1]["bytes"] >= LAST:
+        return 0.0
+    return told["sizes"][-1]["ms"] / 1000 * STEP * ROUNDS
+
+
+def has_report(plan: Plan) -> bool:
+    """Whether rank 0 writes its JSON where this node can read it."""
+    return plan["each"] and plan["how"] != "srun" and not plan["container"]
+
+
+# ---- how it is started -----------------------------------------------------------------------
+
+
+def start_of(node: Node, plan: Plan, ranks: int) -> tuple[list[str], dict[str, str]]:
+    """Return the words before the program, and its environment.
+
+    Args:
+        node: this one, that of rank 0.
+        plan: what is to be run.
+        ranks: on each node; 0: as many as it has GPUs.
+    """
+    env = {"NCCL_DEBUG": "WARN", **plan["env"]}
+    if plan["how"] == "alone" and plan["container"]:
+        given = {name: env[name] for name in env if PASSED.fullmatch(name) or name[:5] == "NCCL_"}
+        return [*entered(plan["container"], given), "timeout", CONTAINED_S], {}
+    if plan["how"] == "alone":
+        return ["env"], env
+    if plan["how"] == "srun":
+        return by_srun(plan, ranks), {**env, **plan["slurm"], MARK: plan["mark"]}
+    return by_mpirun(node, plan, ranks, sorted(env)), {
+        **env,
+        MARK: plan["mark"],
+        "OMPI_MCA_plm_rsh_agent": shell(node, plan),
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",  # only this node's ssh is used
+    }
+
+
+def by_mpirun(node: Node, plan: Plan, ranks: int, names: Sequence[str]) -> list[str]:
+    """Return the words of Open MPI's mpirun.
+
+    MPI itself carries next to nothing, over TCP, and binds no rank to a core: NCCL would be slow.
+    """
+    version = node.run(["mpirun", "--version"], timeout_s=TRIAL_S, env=plan["env"]).out
+    if "Open MPI" not in version:
+        raise Unobservable(f"mpirun is {version.split(chr(10))[0]!r}, not Open MPI's")
+    hosts = [(reached(node, *one[:2]), ranks or one[2]) for one in plan["nodes"]]
+    words = ["mpirun", "--host", ",".join(f"{host}:{count}" for host, count in hosts)]
+    words += ["-np", str(sum(count for _, count in hosts)), "--bind-to", "none"]
+    words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
+    if plan["interfaces"]:
+        names_of = ",".join(plan["interfaces"])
+        words += ["--mca", "btl_tcp_if_include", names_of, "--mca", "oob_tcp_if_include", names_of]
+    words += ["--allow-run-as-root"] if not os.geteuid() else []
+    return [*words, *(word for name in names for word in ("-x", name))]
+
+
+def reached(node: Node, name: str, address: str) -> str:
+    """Return how another node is called here: by its name, if that is known."""
+    try:
+        return name if node.resolve(name) else address
+    except Unobservable:
+        return address
+
+
+def shell(node: Node, plan: Plan) -> str:
+    """Return the ssh that mpirun is to use: it asks nothing, and writes no key into known_hosts.
+
+    Raises:
+        Unobservable: there is none.
+    """
+    host = reached(node, *plan["nodes"][-1][:2])
+    lines = node.run(["ssh", "-G", host], timeout_s=TRIAL_S).out.splitlines()
+    files = next((line.split()[1:] for line in lines if line.startswith("userknownhostsfile ")), [])
+    words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR"]
+    words += ["-o", "UpdateHostKeys=no"]
+    if files[:1] != ["/dev/null"]:
+        words += ["-o", "StrictHostKeyChecking=yes"]
+    return " ".join(words)
+
+
+def by_srun(plan: Plan, ranks: int) -> list[str]:
+    """Return the words of srun, for a step beside what else runs in the job.
+
+    Raises:
+        Unobservable: nodes have not as many ranks as each other.
+    """
+    counts = {ranks or one[2] for one in plan["nodes"]}
+    if len(counts) > 1:
+        raise Unobservable("srun starts as many ranks on each node, and they have not as many GPUs")
+    each, names = counts.pop(), [one[0] for one in plan["nodes"]]
+    words = ["srun", f"--jobid={plan['slurm']['SLURM_JOB_ID']}", "--overlap", "--overcommit"]
+    words += [f"--nodelist={','.join(names)}", f"--nodes={len(names)}"]
+    words += [f"--ntasks={len(names) * each}", f"--ntasks-per-node={each}"]
+    return [*words, "--kill-on-bad-exit=1", "--time=2"]
+
+
+def started_by(node: Node, words: Sequence[str], env: Mapping[str, str]) -> Any:
+    """Return the process of a command.
+
+    Raises:
+        Absent: there is no such program.
+        Unobservable: it cannot be started.
+    """
+    program = node.which(words[0])
+    if program is None:
+        raise Absent(f"no program {words[0]!r}")
+    return started([program, *words[1:]], env)
+
+
+# ---- what comes of it ------------------------------------------------------------------------
+
+
+def swept(node: Node, mark: str) -> int:  # noqa: ARG001 - the first argument of all node functions
+    """End what is left of a run on this node, and return how many processes that were."""
+    found = list(marked(mark))
+    until = time.monotonic() + GRACE_S
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        while list(marked(mark)) and time.monotonic() < until:
+            time.sleep(0.02)
+    return len(found)
+
+
+def marked(mark: str) -> Iterator[int]:
+    """Return the pids of processes that have a mark in their environment or command line."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):  # it is gone, or somebody else's
+                text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+                if mark.encode() in text:
+                    yield int(entry.name)
