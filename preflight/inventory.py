@@ -88,6 +88,15 @@ class Container(Model):
         return self
 
 
+class AllReduce(Model):
+    """What does the all_reduce of the checks of collectives."""
+
+    engine: Literal["auto", "nccl-tests", "torch"] = "auto"
+    """`auto`: nccl-tests where every node has GPUs and it, and it can be started, else torch."""
+    program: Text | None = None
+    """The all_reduce_perf of nccl-tests: a path, or a name on PATH; left out: looked for."""
+
+
 class Launch(Model):
     """How the job will be started."""
 
@@ -104,6 +113,7 @@ class Launch(Model):
     """The job's interpreter; left out: the login shell's `python3`."""
     workdir: Text | None = None
     container: Container | None = None
+    all_reduce: AllReduce | None = None
     env: dict[str, str] = Field({}, json_schema_extra=_numbers_too)
     """The job's environment; it goes before the node's own."""
 
