@@ -44,7 +44,7 @@ WORDS = re.compile(r"[A-Za-z_]\w*(?:[ :]+[A-Za-z_]\w*)*")
 
 def training() -> Iterator[str]:
     """Yield lines of a training run."""
-    pick = random.Random(1)  # noqa: S311 - the same log each time
+    pick = random.Random(1)
     for step in count():
         for rank in range(WORLD):
             hour, minute, second = step // 3600 % 24, step // 60 % 60, step % 60
@@ -58,7 +58,9 @@ def info() -> Iterator[str]:
         for rank in range(WORLD):
             version = (start_up.OLD, start_up.MIDDLE, start_up.NEW)[launch % 3]
             for text in start_up.nccl(rank, WORLD, version, 8):
-                yield f"node{rank // 8}:{4000 + rank % 8}:{5000 + rank % 8} [{rank % 8}] NCCL INFO {text}"
+                local = rank % 8
+                before = f"node{rank // 8}:{4000 + local}:{5000 + local} [{local}]"
+                yield f"{before} NCCL INFO {text}"
 
 
 def make(path: Path, lines: Iterator[str], megabytes: int) -> None:
@@ -108,10 +110,12 @@ def measure(name: str, path: Path, budget: float) -> int:
     speed = size / ours
     verdict = "met" if speed >= budget else "MISSED"
     print(
-        f"{name}: {size:.0f} MB in {ours:.1f} s of CPU = {speed:.0f} MB/s, budget {budget:g}: {verdict}"
+        f"{name}: {size:.0f} MB in {ours:.1f} s of CPU = {speed:.0f} MB/s, "
+        f"budget {budget:g}: {verdict}"
     )
     print(
-        f"   {ours / theirs:.2f} x grep -cF with {len(words) // 2} keywords ({size / theirs:.0f} MB/s)"
+        f"   {ours / theirs:.2f} x grep -cF with {len(words) // 2} keywords "
+        f"({size / theirs:.0f} MB/s)"
     )
     print(f"   {memory / 1024:.0f} MiB of memory")
     return memory
