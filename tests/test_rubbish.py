@@ -1,7 +1,7 @@
 """One node's facts turned into rubbish, of every check: whatever it is, it costs that node.
 
 The facts are those of the checks' cases. What is as annotated and makes no sense all the same may
-cost one node more: that with which it goes together.
+cost a node more, with which it goes together, and never all.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_every_check_has_facts_to_spoil() -> None:
 
 
 @pytest.mark.parametrize("check_id", CATALOG)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_rubbish(check_id: str, data: st.DataObject) -> None:
     one = CATALOG[check_id]
@@ -110,9 +110,8 @@ def test_rubbish(check_id: str, data: st.DataObject) -> None:
         assert {**after, node: absent[node]} == absent
     elif is_another_kind(at(values[node], place), new):
         assert check_id in LOOSE, summary
-    crashed = {n for n, (_, words) in after.items() if CRASHED in words} - {node}
-    few = len(values) >= len(NODES)
-    assert not (few and len(crashed) > 1)
+    crashed = {n for n, (_, words) in after.items() if CRASHED in words}
+    assert len(values) < len(NODES) or crashed < set(values)
 
 
 def is_another_kind(old: Any, new: Any) -> bool:

@@ -73,13 +73,13 @@ def probe(node: Node, launch: Mapping[str, Any]) -> Filter:
     user = launch.get("user") or node.environ().get("SUDO_USER")
     network = interfaces(node, {**launch, "user": user} if user else launch)
     address = meeting_address(network)
-    ranged = (node.read(RANGE) or "").split()
+    low, high = map(int, (node.read(RANGE) or "").split() or LINUXS)
     unread: list[str] = []
     tables = [*nftables(node, unread), *legacy(node, unread)]
     return Filter(
         address=address,
         interface=next((i["name"] for i in network["interfaces"] if address in i["addresses"]), ""),
-        ports=[int(port) for port in ranged] or [*LINUXS],
+        ports=(low, high),
         tables=[one for one in map(within_reach, tables) if one["chains"]],
         unread=unread,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Iterable, Mapping, NamedTuple, Sequence, Tuple, TypedDict
 
+from preflight.api import Address
 from preflight.node.fate import IN, LOST, OUT, Fate, Packet, Place, fate, holds, rules_of, spans
 from preflight.node.netfilter import REDIRECT, Table, Test
 
@@ -18,10 +19,10 @@ Span = Tuple[int, int]
 class Filter(TypedDict):
     """The packet filters of a node, and its place among others."""
 
-    address: str
+    address: Address
     interface: str
     """That has this address."""
-    ports: list[int]
+    ports: tuple[int, int]
     """The first and the last that the kernel picks."""
     tables: list[Table]
     unread: list[str]
@@ -124,7 +125,7 @@ def ways(node: str, facts: Mapping[str, Filter], nodes: Sequence[str]) -> list[W
     for peer in nodes:
         if peer == node:
             continue
-        theirs = facts.get(peer, Filter(**{**own, "address": ""}))
+        theirs = facts.get(peer, Filter(**{**own, "address": Address("")}))
         here, there = own["address"], theirs["address"]
         for inward, packet, (low, high) in (
             (True, Packet(there, here, 0, iif=own["interface"]), own["ports"]),

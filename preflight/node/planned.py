@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
 
-from preflight.api import Node
+from preflight.api import Address, Node
 from preflight.node.launch import Given, given
 from preflight.node.net import FAMILIES
 from preflight.node.nvml import gpus
@@ -33,8 +33,8 @@ class Seen(TypedDict):
 class Plan(Given):
     """What one node shows of the plan; see launch.plan."""
 
-    master: list[str]
-    addresses: list[str]
+    master: list[Address]
+    addresses: list[Address]
     gpus: Seen
 
 
@@ -44,7 +44,7 @@ def plan(node: Node, launch: Mapping[str, Any]) -> Plan:
     master = known["found"].get(MASTER)
     own = node.psutil("net_if_addrs") if master else {}
     return Plan(
-        master=node.resolve(master["value"]) if master else [],
+        master=[Address(one) for one in node.resolve(master["value"])] if master else [],
         addresses=[
             a["address"].split("%")[0]
             for has in own.values()

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Callable, List, Mapping, Sequence, TypedDict
 
-from preflight.api import Node, Unobservable
+from preflight.api import Address, Node, Unobservable
 from preflight.node.launch import settings
 from preflight.node.net import FAMILIES, interfaces, meeting_address
 from preflight.node.toolbox import back, depart
@@ -52,9 +52,9 @@ class Self(TypedDict):
     """As Python's getfqdn() has it: torchrun tells it to the other nodes as MASTER_ADDR."""
     own: Look
     """Of the host name."""
-    addresses: list[str]
+    addresses: list[Address]
     """Of all interfaces."""
-    address: str
+    address: Address
     """By which other nodes reach it."""
     interface: str
     """The first one of the data plane."""
