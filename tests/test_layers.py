@@ -22,7 +22,9 @@ SHIPPED = [PACKAGE / "__init__.py", PACKAGE / "api.py", *NODE, *CHECKS]
 ALL = sorted({*PACKAGE.rglob("*.py"), *CHECKS})
 IN_FUNCTIONS = {"psutil", "pynvml"}
 """What a node is sent beside our own: a file must load where there is neither."""
-TRAINING = {"preflight/node/interpreter.py", "preflight/node/torch_interpreter.py"}
+TRAINING = {
+    f"preflight/node/{name}.py" for name in ("interpreter", "torch_interpreter", "torch_rank")
+}
 """Sent to the training interpreter as text, and run there: no part of the agent."""
 BROAD = {
     "preflight/node/child.py": "a probe's bug",

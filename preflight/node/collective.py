@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import socket
 import struct
@@ -19,6 +20,7 @@ import time
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
 from preflight.api import Absent, Node, Opened, Unobservable
+from preflight.node.choice import subnet_of
 from preflight.node.container import closed, ended, entered, see_whose
 from preflight.node.kernel import is_virtual
 from preflight.node.launch import DEFAULT, home
@@ -28,15 +30,18 @@ from preflight.node.nvml import Occupant, occupants
 from preflight.node.software import BEGAN, NO_COMMAND, PASSED, START, text_for
 from preflight.node.toolbox import end, started
 
-MAIN = "preflight.node.torch_interpreter.main"
-"""What runs there; imported here it would be compiled for nothing."""
+MAIN, RANK = "preflight.node.torch_interpreter.main", "preflight.node.torch_rank"
+"""What runs there, and a module that it needs; imported here they would be compiled for nothing."""
 MARK = "preflight:"
+STAT = "/proc/stat"
 IMPORT_S = 60.0
 """For torch to be imported: 2 to 6 s where its files are at hand, a minute from a slow share."""
 SLACK_S = 3.0
 """Above an order's own limits, which the interpreter keeps."""
 END_S = 1.0
 """For the interpreter to end when its orders do; it needs milliseconds."""
+LOOKS, LOOKS_APART_S = 5, 0.02
+"""How often tasks that want a CPU are counted; they come and go, so the median counts."""
 HEARD_S = 2.0
 """For an order to come in through the socket, from the same node."""
 KEPT = 4096
@@ -50,8 +55,14 @@ class Place(TypedDict):
 
     address: str
     interface: str
+    subnet: str
     link_gbps: float
+    gpus: int
+    """That NVML knows: of others it is not told who computes there."""
     occupants: list[Occupant]
+    wanting: int
+    """Tasks that want a CPU now."""
+    cpus: int
     problem: str
 
 
@@ -62,6 +73,10 @@ class Ready(TypedDict):
     """The interpreter as it was called."""
     torch: str
     """Its version; empty: there is none."""
+    gpus: int
+    """That it may use, by launch.env too."""
+    nccl: str
+    """Version of its NCCL; empty: it has none."""
     seconds: float
     """That its import took."""
     why: str
@@ -81,10 +96,32 @@ def look(node: Node, launch: Mapping[str, Any]) -> Place:
     return Place(
         address=address,
         interface=on[0] if on else "",
+        subnet=subnet_of(node, address) if address else "",
         link_gbps=0.0 if is_virtual(node) else link_gbps(network, address),
+        gpus=counted(node),
         occupants=occupants(node),
+        wanting=sorted(wanting(node) for _ in range(LOOKS))[LOOKS // 2],
+        cpus=len(re.findall(r"^cpu\d", node.read(STAT) or "", re.MULTILINE)),
         problem="" if address else "it has no address that other nodes could use",
     )
+
+
+def counted(node: Node) -> int:
+    """Return how many GPUs NVML knows."""
+    try:
+        return int(node.nvml("nvmlDeviceGetCount"))
+    except Unobservable:
+        return 0
+
+
+def wanting(node: Node) -> int:
+    """Return how many tasks want a CPU, besides this one.
+
+    In the load average are also those that wait for a disk, or for a dead mount.
+    """
+    time.sleep(LOOKS_APART_S)
+    found = re.search(r"^procs_running (\d+)", node.read(STAT) or "", re.MULTILINE)
+    return int(found.group(1)) - 1 if found else 0
 
 
 def hold(node: Node, opened: Opened[Ready], launch: Mapping[str, Any]) -> Ready:
@@ -97,7 +134,9 @@ def hold(node: Node, opened: Opened[Ready], launch: Mapping[str, Any]) -> Ready:
     """
     container = launch["container"] or {}
     python = (launch["python"] or DEFAULT) if container else named(node, launch)
-    found = Ready(asked=python, torch="", seconds=0.0, why="", lack="closed", door="")
+    found = Ready(
+        asked=python, torch="", gpus=0, nccl="", seconds=0.0, why="", lack="closed", door=""
+    )
     found["why"] = closed(container)
     if found["why"]:
         return found
@@ -130,7 +169,7 @@ def begun(node: Node, launch: Mapping[str, Any], python: str) -> Any:
     if container:  # what an engine is told stands in its command line, which all users may read
         hidden = {name: env.pop(name) for name in tuple(env) if not PASSED.fullmatch(name)}
         before = f"os.environ.update({hidden!r})\n"
-    ours = {"PREFLIGHT_PROBE": text_for(MAIN, MARK, before), "PYTHONDONTWRITEBYTECODE": "1"}
+    ours = {"PREFLIGHT_PROBE": text_for(MAIN, MARK, before, [RANK]), "PYTHONDONTWRITEBYTECODE": "1"}
     own = home(node, launch["user"]) if launch["user"] and not container else None
     if own:
         env.setdefault("HOME", own)
@@ -149,7 +188,7 @@ def imported(
     """Return what became of the import."""
     last: Mapping[str, Any] = told[-1] if told else {}
     if last.get("stage") == "imported":
-        return {"torch": last["torch"], "seconds": last["seconds"], "lack": ""}
+        return {"lack": "", **{key: last[key] for key in ("torch", "gpus", "nccl", "seconds")}}
     if last.get("stage") == "deaf":
         words = "does not pass its standard input on to Python, and orders are given that way"
         return {"why": f"{python} {words}", "lack": "unknown"}
@@ -278,7 +317,7 @@ def attend(listener: socket.socket, opened: Opened[Any], team: Team) -> None:
         one.settimeout(HEARD_S)
         order = json.loads(one.makefile("rb").readline())
         number = team.order(order)
-        last = ("listening", "ended") if order["task"] == "store" else ("ended",)
+        last = ("listening", "over") if order["task"] == "store" else ("over",)
         limit = order["join_s"] + order["limit_s"] + SLACK_S
         told = team.hear(opened, number, last, limit)
         one.sendall(json.dumps(told).encode() + b"\n")

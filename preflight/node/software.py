@@ -12,7 +12,7 @@ import importlib.util
 import json
 import re
 from dataclasses import replace
-from typing import Any, Dict, Mapping, TypedDict
+from typing import Any, Dict, Mapping, Sequence, TypedDict
 
 from preflight.api import (
     FAIL,
@@ -226,18 +226,22 @@ def source() -> str:
     return text_for(MAIN, MARK, f"import _signal\n_signal.alarm({LIMIT_S + 2})\n")
 
 
-def text_for(main: str, mark: str, before: str = "") -> str:
+def text_for(main: str, mark: str, before: str = "", needs: Sequence[str] = ()) -> str:
     """Return a program for the training interpreter; on a node it is in no file.
 
     Args:
-        main: the function that is called, with its module, which has nothing of ours.
+        main: the function that is called, with its module.
         mark: what it puts before its answers.
         before: statements that come before that.
+        needs: the modules of ours that its module imports from, each behind those it needs itself.
     """
     module, _, function = main.rpartition(".")
-    spec: Any = importlib.util.find_spec(module)
-    text = spec.loader.get_source(module)
-    return f"{text}\n{before}{function}({mark!r})\n"
+    lines = ["import os, sys"]
+    for name in (*needs, module):
+        spec: Any = importlib.util.find_spec(name)
+        text = spec.loader.get_source(name)
+        lines.append(f"ours=sys.modules[{name!r}]=type(sys)({name!r});exec({text!r},vars(ours))")
+    return "\n".join([*lines, f"{before}ours.{function}({mark!r})"])
 
 
 def answer(ran: Ran, python: str) -> Inside:

@@ -1,26 +1,27 @@
-"""All_reduce with torch over groups of nodes: over all of them, and if that is bad over pairs.
+"""All_reduce with torch over groups of nodes: each alone, all of them, and two at a time.
 
-What nodes do for it is in `collective.py`; here is who does it with whom, and what came of it.
+What nodes do for it is in `collective.py`, what is said of it in `ranks.py`; here is who does it
+with whom.
 Sent to nodes: stdlib only, Python 3.8.
 """
 
 from __future__ import annotations
 
-import re
-import signal
 import time
-from typing import Any, Mapping, Sequence, TypedDict
+from typing import Any, Iterable, Mapping, Sequence
 
-from preflight.api import Fleet, Reply, Want, some
+from preflight.api import Fleet, Reply, Want
 from preflight.node.collective import IMPORT_S, SLACK_S, hold, look, order
 from preflight.node.launch import wanted
 from preflight.node.mesh import message
-from preflight.node.nvml import Occupant
-from preflight.node.pairs import some_rounds
+from preflight.node.pairs import Pair, disjoint, some_rounds
+from preflight.node.ranks import Met, Peer, Ranked, digest, in_words, is_good, own, quick
 from preflight.node.software import asked
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 """Bytes: below, latency is what counts; gradients are sent in buckets of 25 MiB (DDP)."""
+LARGER = (256 << 20, 1 << 30)
+"""On GPUs: fast links are not full below."""
 ALL = {
     "wait_s": 8.0,  # torch's own limit to meet and connect: all have imported it, so 0.1 s will do
     "join_s": 10.0,  # then the rank is killed: torch does not keep its limit in several cases
@@ -34,112 +35,82 @@ ALL = {
 }
 TWO = {**ALL, "wait_s": 3.0, "join_s": 4.0, "limit_s": 5.0, "sizes": SIZES[:3:2], "most": 0}
 """Of pairs: whether it works is asked, a SYN that is lost goes out again after 1 s."""
+ON_GPUS = {"wait_s": 40.0, "join_s": 45.0}
+"""CUDA starts in seconds for each process, and NCCL connects hundreds of ranks in tens of them."""
 PAIRS_S = 40.0
 """No round of pairs begins later."""
-WORDS = {
-    "store": "meeting at the master",
-    "group": "connecting to each other",
-    "all_reduce": "in the all_reduce",
-    "exchange": "sending to each other",
-    "end": "coming to the end",
-}
-"""What ranks do at each stage."""
-NEXT = {"met": "group", "joined": "all_reduce", "peer": "end", "done": ""}
-"""At which stage a rank is once it has told something."""
-LONGEST = 200
-"""Characters of an error."""
-NO_THREADS = "Resource temporarily unavailable"
-"""EAGAIN of pthread_create(3), by which Gloo starts its threads: no more may be, or no memory."""
-CONSEQUENCE = re.compile(
-    r"tim(ed|e) ?out|clos(ed|ure)|reset|refused|connect|broken pipe|peer|remote|no route",
-    re.IGNORECASE,
-)
-"""In errors that tell of another rank, or of the way to it."""
-
-
-class Run(TypedDict):
-    """What came of a rank."""
-
-    at: str
-    """The stage at which it came to no end; empty: all is done."""
-    error: str
-    killed: bool
-    """Whether it was past its time."""
-    signal: int
-    """What ended it, if that was not us."""
-    absent: list[str]
-    world: int
-    """How many ranks there are."""
-    sizes: list[dict[str, Any]]
-
-
-class Peer(TypedDict):
-    """How data came from another node."""
-
-    gbps: float
-    receiving: float
-    """How much of a CPU this rank wanted meanwhile, and while it sent as much back."""
-    sending: float
-
-
-class Ranked(TypedDict):
-    """What collective.all_reduce knows of a node."""
-
-    address: str
-    interface: str
-    link_gbps: float
-    occupants: list[Occupant]
-    problem: str
-    asked: str
-    torch: str
-    why: str
-    """Why there is no torch, and of what kind that is: see `collective.Ready`."""
-    lack: str
-    import_s: float
-    run: Run | None
-    peers: dict[str, Peer]
-    pairs: dict[str, str]
-    """By other node what is wrong with an all_reduce of both; empty: nothing."""
-    untried: int
-    """Pairs for which there was no time."""
+GIVEN_UP = 3
+"""Nodes with which one has failed, and none with which it has not, after which it is at fault, and
+its other pairs would but take time."""
+Told = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def all_together(fleet: Fleet, want: Want) -> dict[str, Ranked]:
-    """Return what came of it by node: the exercise of collective.all_reduce."""
+    """Return what came of it by node: the exercise of all checks of collectives."""
     looked = fleet.map(look, dict.fromkeys(fleet.nodes, wanted(want)))
     facts = {node: begun(reply) for node, reply in looked.items()}
     free = [node for node, fact in facts.items() if not fact["occupants"] and not fact["problem"]]
-    if len(free) < 2:
+    if len(free) < 2 and not any(facts[node]["gpus"] for node in free):
         return facts
     launch = {**asked(want)[0], "env": want.get("launch.env", {})}
     with fleet.start_all(hold, dict.fromkeys(free, (launch,)), IMPORT_S + SLACK_S) as running:
-        doors = {}
+        doors, gpus = {}, {}
         for node, one in running.items():
             if isinstance(one, Reply) and one.problem:
                 facts[node]["problem"] = message(one)
                 continue
             ready = one.value if isinstance(one, Reply) else one.ready
-            for key in ("asked", "torch", "why", "lack"):
+            for key in ("asked", "torch", "nccl", "why", "lack"):
                 facts[node][key] = ready[key]
             facts[node]["import_s"] = ready["seconds"]
             if not isinstance(one, Reply):
                 doors[node] = ready["door"]
-        if len(doors) > 1:
-            Trials(fleet, want, facts, doors).go()
+                gpus[node] = min(ready["gpus"], facts[node]["gpus"])
+        for node, devices in seated(gpus, want.get("launch.gpus_per_node")).items():
+            facts[node]["devices"] = devices
+        Trials(fleet, want, facts, doors).go()
     return facts
+
+
+def surroundings(want: Want) -> tuple[dict[str, Any], ...]:
+    """Return what of the launch the facts depend on."""
+    keys = ("master", "python", "workdir", "gpus_per_node")
+    return ({key: want.get(f"launch.{key}") for key in keys}, *wanted(want))
 
 
 def begun(reply: Reply) -> Ranked:
     """Return the facts of a node before anything was done there."""
-    place = reply.value or {"address": "", "interface": "", "link_gbps": 0.0, "occupants": []}
+    place: dict[str, Any] = dict.fromkeys(("address", "interface", "subnet", "problem"), "")
+    none = {"link_gbps": 0.0, "gpus": 0, "occupants": [], "wanting": 0, "cpus": 0}
+    place.update(reply.value or none)
+    more = dict.fromkeys(("asked", "torch", "nccl", "why", "lack"), "")
+    found = {"import_s": 0.0, "devices": [], "local": None, "run": None, "peers": {}, "pairs": {}}
     problem = message(reply) or place["problem"]
-    more = {"asked": "", "torch": "", "why": "", "lack": "", "import_s": 0.0, "run": None}
-    none: dict[str, Any] = {"peers": {}, "pairs": {}, "untried": 0, "problem": problem}
-    return Ranked(**{**place, **more, **none})  # type: ignore[typeddict-item]
+    return Ranked(**{**place, **more, **found, "untried": 0, "problem": problem})  # type: ignore[typeddict-item]
+
+
+def seated(gpus: Mapping[str, int], most: int | None) -> dict[str, list[str]]:
+    """Return by node the device of each of its ranks: its GPUs, if every node has one.
+
+    Args:
+        gpus: how many torch may use, and NVML tells who else does.
+        most: launch.gpus_per_node.
+    """
+    if not all(gpus.values()):
+        return {node: ["cpu"] for node in gpus}
+    counts = {node: min(count, most or count) for node, count in gpus.items()}
+    return {node: [f"cuda:{place}" for place in range(count)] for node, count in counts.items()}
 
 
 class Trials:
-    """Groups of nodes that do it together."""
+    """Groups of nodes that do it together.
+
+    Args:
+        fleet: the nodes.
+        want: of the inventory.
+        facts: by node; those of `doors` know their devices. What is found goes into them.
+        doors: of the interpreters that wait for orders, by node.
+    """
 
     def __init__(
         self, fleet: Fleet, want: Want, facts: dict[str, Ranked], doors: Mapping[str, str]
@@ -150,67 +121,111 @@ class Trials:
         self.nodes = sorted(doors, key=lambda node: node != master)  # it comes first
 
     def go(self) -> None:
-        """Do it with all; if that is bad, with two at a time, and once more if those are good."""
+        """Do it on each, with all, and if that is bad with two at a time.
+
+        Once more with all if those are good.
+        """
+        self.each()
+        if len(self.nodes) < 2:
+            return
         self.all()
-        if all(is_good(self.facts[node]["run"]) for node in self.nodes):
+        is_bad = not all(is_good(self.facts[node]["run"]) for node in self.nodes)
+        if not (is_bad or self.slow() or self.fleet.level == "deep"):
             return
         self.pairs()
-        words = [word for node in self.nodes for word in self.facts[node]["pairs"].values()]
-        if words and not any(words) and not any(own(self.facts[n]["run"]) for n in self.nodes):
+        words = [met["why"] for node in self.nodes for met in self.facts[node]["pairs"].values()]
+        selves = any(own(self.facts[node]["run"]) for node in self.nodes)
+        if is_bad and words and not any(words) and not selves:
             self.all()
+
+    def each(self) -> None:
+        """Do it on each node alone, of those that have several GPUs."""
+        groups = [[node] for node in self.nodes if len(self.facts[node]["devices"]) > 1]
+        told = self.told(groups, ALL, meet=False)
+        for (node,) in groups:
+            self.facts[node]["local"] = digest(told[node], self.seats([node]))
 
     def all(self) -> None:
         """Do it with all nodes."""
-        meets: dict[str, list[int | None]] = {node: [] for node in self.nodes}
-        for pairs in some_rounds(self.nodes):
-            other = {**dict(pairs), **{b: a for a, b in pairs}}
-            for node, ranks in meets.items():
-                there = other.get(node)
-                ranks.append(None if there is None else self.nodes.index(there))
-        told = self.told([self.nodes], ALL, meets)
+        seats, told = self.seats(self.nodes), self.told([self.nodes], ALL)
         for node in self.nodes:
-            self.facts[node]["run"] = digest(told[node], self.nodes)
-            self.facts[node]["peers"] = {
-                self.nodes[one["rank"]]: Peer(
-                    gbps=one["gbps"], receiving=one["receiving"], sending=one["sending"]
-                )
-                for one in told[node]
-                if one["stage"] == "peer"
-            }
+            self.facts[node]["run"] = digest(told[node], seats)
+            self.facts[node]["peers"] = together(told[node], seats)
+
+    def slow(self) -> bool:
+        """Whether something was slow when all did it."""
+        rates = {(a, b): one for b in self.nodes for a, one in self.facts[b]["peers"].items()}
+        return not all(quick(rates, self.facts)[0].values())
 
     def pairs(self) -> None:
-        """Do it with two at a time, in rounds of disjoint pairs."""
+        """Do it with two at a time, in rounds of disjoint pairs; what is bad once more."""
         until = time.monotonic() + PAIRS_S
         for pairs in some_rounds(self.nodes):
-            if time.monotonic() > until:
-                for node in {node for pair in pairs for node in pair}:
-                    self.facts[node]["untried"] += 1
-                continue
-            told = self.told(pairs, TWO, {})
-            for pair in pairs:
-                runs = [digest(told[node], pair) for node in pair]
-                why = next((in_words(run) for run in runs if own(run)), "") or next(
-                    (in_words(run) for run in runs if not is_good(run)), ""
-                )
-                for node, other in (pair, pair[::-1]):
-                    self.facts[node]["pairs"][other] = why
+            is_late = time.monotonic() > until
+            left_out = [pair for pair in pairs if is_late or any(map(self.is_out, pair))]
+            for node in (node for pair in left_out for node in pair):
+                self.facts[node]["untried"] += 1
+            self.meet([pair for pair in pairs if pair not in left_out])
+        for pairs in disjoint(self.bad()):
+            if time.monotonic() < until:
+                self.meet([pair for pair in pairs if not any(map(self.is_out, pair))])
+
+    def is_out(self, node: str) -> bool:
+        """Whether a node has failed with several others, and with none it has not."""
+        words = [met["why"] for met in self.facts[node]["pairs"].values()]
+        return len(words) >= GIVEN_UP and all(words)
+
+    def bad(self) -> list[Pair]:
+        """Return the pairs that failed or were slow, in one direction."""
+        met = {(a, b): one for b in self.nodes for a, one in self.facts[b]["pairs"].items()}
+        fast, _ = quick({pair: one for pair, one in met.items() if not one["why"]}, self.facts)
+        bad = (pair for pair, one in met.items() if one["why"] or not fast.get(pair, True))
+        return sorted({(min(pair), max(pair)) for pair in bad})
+
+    def meet(self, pairs: Sequence[Pair]) -> None:
+        """Do it with disjoint pairs; of what was done before, the better counts."""
+        told = self.told(pairs, TWO)
+        for pair in pairs:
+            seats = self.seats(pair)
+            runs = [digest(told[node], seats) for node in pair]
+            why = next((in_words(run) for run in runs if own(run)), "") or next(
+                (in_words(run) for run in runs if not is_good(run)), ""
+            )
+            for node, other in (pair, pair[::-1]):
+                known = self.facts[node]["pairs"]
+                none = Peer(gbps=0.0, receiving=0.0, sending=0.0)
+                found = Met(**together(told[node], seats).get(other, none), why=why)
+                known[other] = max(known.get(other, found), found, key=better)
+
+    def seats(self, group: Iterable[str]) -> dict[int, str]:
+        """Return the nodes of all ranks of a group."""
+        places = [node for node in group for _ in self.facts[node]["devices"]]
+        return dict(enumerate(places))
 
     def told(
-        self,
-        groups: Sequence[Sequence[str]],
-        plan: Mapping[str, Any],
-        meets: Mapping[str, Sequence[int | None]],
+        self, groups: Sequence[Sequence[str]], plan: Mapping[str, Any], meet: bool = True
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return by node what the ranks of disjoint groups tell; they meet at the first of each."""
+        """Return by node what its ranks tell; those of a group meet at the first node of it.
+
+        Args:
+            groups: disjoint.
+            plan: limits and sizes.
+            meet: whether any two of a group send to each other, besides the all_reduce.
+        """
+        if any(device != "cpu" for group in groups for device in self.facts[group[0]]["devices"]):
+            plan = {**plan, **ON_GPUS}
+            plan["sizes"] += LARGER if plan["most"] else ()
         limit = plan["join_s"] + plan["limit_s"] + SLACK_S
-        here = {**plan, "task": "store", "port": 0, "besides": self.port, "limit_s": limit}
+        here = {**plan, "task": "store", "ranks": [0], "port": 0, "besides": self.port}
+        here["limit_s"] = limit
         stores = self.done({group[0]: here for group in groups}, limit)
         orders = {}
         found: dict[str, list[dict[str, Any]]] = {}
         for group in groups:
             reply = stores[group[0]]
             ports = [one["port"] for one in reply.value or () if one["stage"] == "listening"]
-            for rank, node in enumerate(group):
+            seats, rounds = self.seats(group), meetings(group) if meet else {}
+            for node in group:
                 found[node] = nothing(no_store(group[0], reply))
                 if ports:
                     orders[node] = {
@@ -218,10 +233,11 @@ class Trials:
                         "task": "reduce",
                         "host": self.facts[group[0]]["address"],
                         "port": ports[0],
-                        "rank": rank,
-                        "world": len(group),
+                        "ranks": ranks_of(node, seats),
+                        "devices": self.facts[node]["devices"],
+                        "world": len(seats),
                         "interface": self.facts[node]["interface"],
-                        "meets": meets.get(node, []),
+                        "meets": met_by(node, rounds.get(node, ()), seats),
                     }
         for node, reply in self.done(orders, limit).items():
             found[node] = reply.value or nothing(message(reply) or "its interpreter has ended")
@@ -234,8 +250,48 @@ class Trials:
             return {n: one if isinstance(one, Reply) else one.stop() for n, one in running.items()}
 
 
+def meetings(group: Sequence[str]) -> dict[str, list[str | None]]:
+    """Return by node whom it meets, round by round."""
+    found: dict[str, list[str | None]] = {node: [] for node in group}
+    for pairs in some_rounds(group):
+        other = {**dict(pairs), **{b: a for a, b in pairs}}
+        for node, others in found.items():
+            others.append(other.get(node))
+    return found
+
+
+def ranks_of(node: str, seats: Mapping[int, str]) -> list[int]:
+    """Return the ranks on a node."""
+    return [rank for rank, there in seats.items() if there == node]
+
+
+def met_by(
+    node: str, others: Iterable[str | None], seats: Mapping[int, str]
+) -> list[list[int | None]]:
+    """Return for each rank of a node whom it meets: of other nodes that in the same place."""
+    mine = ranks_of(node, seats)
+    theirs = [ranks_of(other, seats) if other else [] for other in others]
+    return [[dict(enumerate(ranks)).get(place) for ranks in theirs] for place in range(len(mine))]
+
+
+def together(told: Sequence[Mapping[str, Any]], seats: Mapping[int, str]) -> dict[str, Peer]:
+    """Return how data came from other nodes: to each rank its share, all at once."""
+    found: dict[str, Peer] = {}
+    for one in (one for one in told if one["stage"] == "peer"):
+        peer = found.setdefault(seats[one["other"]], Peer(gbps=0.0, receiving=0.0, sending=0.0))
+        peer["gbps"] = round(peer["gbps"] + one["gbps"], 4)
+        for way in ("receiving", "sending"):
+            peer[way] = max(peer[way], one[way])
+    return found
+
+
+def better(met: Met) -> tuple[bool, float]:
+    """Return what the better of two trials has more of."""
+    return not met["why"], met["gbps"]
+
+
 def nothing(error: str) -> list[dict[str, Any]]:
-    """Return what a rank would tell that did not come to be."""
+    """Return what ranks would tell that did not come to be."""
     return [{"stage": "error", "at": "store", "error": error}]
 
 
@@ -243,62 +299,3 @@ def no_store(node: str, reply: Reply) -> str:
     """Return why there was no place to meet."""
     errors = [one["error"] for one in reply.value or () if one["stage"] == "error"]
     return f"no port to meet at on {node}: {message(reply) or ''.join(errors) or 'no answer'}"
-
-
-def digest(told: Sequence[Mapping[str, Any]], nodes: Sequence[str]) -> Run:
-    """Return what came of a rank, by what it told."""
-    run = Run(at="store", error="", killed=False, signal=0, absent=[], world=len(nodes), sizes=[])
-    for one in told:
-        stage = one["stage"]
-        if stage in NEXT:
-            run["at"] = NEXT[stage]
-        if stage == "size":
-            run["sizes"].append({k: one[k] for k in ("bytes", "count", "ms", "busy", "wrong")})
-        elif stage == "missing":
-            run["absent"] = [nodes[rank] for rank in one["ranks"]]
-        elif stage == "error":
-            run["at"], run["error"] = one["at"], briefly(one["error"])
-        elif stage == "killed":
-            run["killed"] = True
-        elif stage == "ended" and not run["killed"]:
-            run["signal"] = one["signal"]
-    return run
-
-
-def briefly(error: str) -> str:
-    """Return an error of torch without the place in its sources and the condition there."""
-    words = re.sub(r"^\[(enforce fail at )?[^\]]*\]\s*(\S+ [!=]= \S+\. )?", "", error).strip()
-    more = ": no more threads can be started (see ulimit -u and -v)" if words == NO_THREADS else ""
-    return words[:LONGEST] + more
-
-
-def is_good(run: Run | None) -> bool:
-    """Whether a rank came to its end, and all that it summed is right."""
-    return run is not None and not run["at"] and not wrong(run)
-
-
-def wrong(run: Run) -> int:
-    """Return how many values are wrong."""
-    return sum(one["wrong"] for one in run["sizes"])
-
-
-def own(run: Run | None) -> bool:
-    """Whether a rank failed by itself, and not for what another one did."""
-    if run is None or not run["at"] or run["killed"]:
-        return False
-    return bool(run["signal"] or (run["error"] and not CONSEQUENCE.search(run["error"])))
-
-
-def in_words(run: Run) -> str:
-    """Return what came of a rank that is not good."""
-    if run["signal"]:
-        name = signal.Signals(run["signal"]).name
-        more = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
-        return f"its rank was ended by {name}{more}"
-    if run["at"] and run["absent"]:
-        return f"{some(run['absent'])} did not come to where ranks meet"
-    if run["error"]:
-        return f"{WORDS[run['at']]}: {run['error']}"
-    if run["at"]:
-        return f"{WORDS[run['at']]}: no end, cut off"
-    return f"{wrong(run)} wrong values"

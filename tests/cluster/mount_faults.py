@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,13 @@ class MountFaults(Nodes):
     def bind(self, node: str, source: str, path: str) -> None:
         """Mount one of the node's own files or directories somewhere else too."""
         self._mount(node, path, "--bind", source)
+
+    def load(self, node: str, tasks: int) -> None:
+        """Let the node's kernel tell that so many tasks want a CPU."""
+        real = Path("/proc/stat").read_text()
+        told = re.sub(r"(?m)^procs_running \d+$", f"procs_running {tasks + 1}", real)
+        self.change_file(node, "/run/stat", told)
+        self.bind(node, "/run/stat", "/proc/stat")
 
     def _mount(self, node: str, path: str, *options: str) -> None:
         if not self.machines[node].path(path).exists():

@@ -17,7 +17,7 @@ from tests.cluster.testbed import RUN_LIMIT_S, Testbed
 
 TORCH = Path(__file__).parents[2] / ".venv-torch/bin/python"
 """Made by `make test`."""
-CHECK = "collective.all_reduce"
+CHECK, PAIRS = "collective.all_reduce", "collective.pairs"
 
 if not TORCH.exists() and os.environ.get("PREFLIGHT_REQUIRE_CLUSTER") != "1":
     pytest.skip(f"no {TORCH}: make it with `make test`", allow_module_level=True)
@@ -30,6 +30,13 @@ def run(bed: Testbed, *args: str, **overrides: Any) -> dict[str, Any]:
     _, report = bed.report("run", str(inventory), *(args or ("--only", CHECK)))
     assert report["facts"][CHECK]
     return report
+
+
+@pytest.fixture(autouse=True)
+def quiet(bed: Testbed) -> None:
+    """Have no node say that others load it, as they do where tests run side by side."""
+    for node in bed.names:
+        bed.load(node, 0)
 
 
 def test_all_is_well(bed: Testbed) -> None:
@@ -85,6 +92,71 @@ def test_random_ports_that_are_dropped(bed: Testbed) -> None:
     report = run(bed, "--only", "network,collective")
     assert causes(report) == [("node", "network.firewall", ["tb3"])]
     assert (CHECK, "tb3") in {(c, n) for c, n, _ in results(report, "fail")}
+
+
+def test_random_ports_that_something_else_drops(bed: Testbed) -> None:
+    bed.drop("tb3", "32768-60999")
+    report = run(bed, "--only", "network.ephemeral", "--only", "collective")
+    assert causes(report) == [("node", "network.ephemeral", ["tb3"])]
+    failed = {(check, node) for check, node, _ in results(report, "fail")}
+    assert {(CHECK, "tb3"), (PAIRS, "tb3")} <= failed
+
+
+def test_pairs_at_level_deep(bed: Testbed) -> None:
+    report = run(bed, "--only", "collective", "--level", "deep")
+    assert causes(report) == []
+    said = summary(report, PAIRS, "tb1")
+    assert said.startswith("an all_reduce with tb2, tb3, tb4 alone is right, data comes at ")
+    assert results(report, "fail", "warn", "unknown") == []
+
+
+def test_pairs_of_a_slow_node(bed: Testbed) -> None:
+    bed.rate_limit("tb2", 200)
+    report = run(bed, "--only", "collective")
+    assert causes(report) == [("node", PAIRS, ["tb2"])]
+    said = summary(report, PAIRS, "tb2")
+    assert said.startswith("with two nodes alone, data from it to the other nodes comes at 0.")
+    assert summary(report, PAIRS, "tb3").endswith("; with tb2 it is not so, which is told there")
+    assert (CHECK, "tb2") in {(check, node) for check, node, _ in results(report, "fail")}
+
+
+NEVER = """
+import os
+import signal
+
+fork = os.fork
+
+
+def hung():
+    pid = fork()
+    if not pid:
+        signal.pause()
+    return pid
+
+
+os.fork = hung
+"""
+"""A sitecustomize with which a process that is forked does nothing."""
+
+
+def test_a_rank_that_never_starts(bed: Testbed) -> None:
+    bed.change_file("tb3", "/opt/late/sitecustomize.py", NEVER)
+    report = run(bed, "--only", "collective", launch={"env": {"PYTHONPATH": "/opt/late"}})
+    assert causes(report) == [("node", PAIRS, ["tb3"])]
+    assert summary(report, CHECK, "tb3") == (
+        "an all_reduce between it and the other nodes does not end: "
+        "tb3 did not come to where ranks meet"
+    )
+    assert not any(map(bed.survivors, bed.names))
+
+
+def test_a_node_that_others_load(bed: Testbed) -> None:
+    bed.rate_limit("tb2", 200)
+    bed.load("tb2", 99)
+    report = run(bed)
+    assert causes(report) == []
+    said = summary(report, CHECK, "tb1")
+    assert "; how fast says little, as others load tb2 (99 tasks want " in said
 
 
 def test_an_interface_that_one_node_lacks(bed: Testbed) -> None:

@@ -28,6 +28,7 @@ class Distributed:
     __name__ = "torch.distributed"
     ProcessGroupGloo = None
     def is_available(self): return {there}
+    def is_nccl_available(self): return False
     class TCPStore:
         def __init__(self, *given, **named):
             {store}
@@ -80,7 +81,7 @@ def lacking(**launch: Any) -> tuple[str, str]:
 def ordered(door: str, **more: Any) -> list[Mapping[str, Any]]:
     call, told, stop = opened()
     try:
-        return order(Toolbox(), call, door, {**FAST, **more})
+        return order(Toolbox(), call, door, {**FAST, "ranks": [0], **more})
     finally:
         for fd in (told, stop, call._out, call._stop):
             os.close(fd)
@@ -183,8 +184,9 @@ def test_orders(fake: Any) -> None:
         told = ordered(ready["door"], task="store", port=0, besides=29500)
         assert [one["stage"] for one in told] == ["joined", "listening"]
         assert told[-1]["port"] == 4711
-        told = ordered(ready["door"], task="reduce", rank=0, world=1, interface="")
-        assert [one["stage"] for one in told] == ["error", "ended"]
+        more = {"devices": ["cpu"], "meets": [[]], "world": 1, "interface": ""}
+        told = ordered(ready["door"], task="reduce", **more)
+        assert [one["stage"] for one in told] == ["error", "ended", "over"]
         assert told[0]["at"] == "store"
     with pytest.raises(Unobservable, match="does not answer"):
         ordered(ready["door"], task="store", port=0, besides=29500)
@@ -194,14 +196,15 @@ def test_a_child_that_hangs_is_killed(fake: Any) -> None:
     hang = "__import__('signal').pause()"
     with holding(**fake(store=hang)) as ready:
         told = ordered(ready["door"], task="store", port=0, besides=29500, join_s=0.1)
-        assert [one["stage"] for one in told] == ["killed", "ended"]
+        assert [one["stage"] for one in told] == ["killed", "ended", "over"]
         # It is there for the next one.
         told = ordered(ready["door"], task="store", port=0, besides=29500, join_s=0.1)
-        assert [one["stage"] for one in told] == ["killed", "ended"]
+        assert [one["stage"] for one in told] == ["killed", "ended", "over"]
 
 
 def test_a_child_that_dies(fake: Any) -> None:
     die = "__import__('os').kill(__import__('os').getpid(), 11)"
     with holding(**fake(store=die)) as ready:
         told = ordered(ready["door"], task="store", port=0, besides=29500)
-        assert told == [{"id": 1, "stage": "ended", "signal": 11}]
+        ended = {"id": 1, "rank": 0, "stage": "ended", "signal": 11}
+        assert told == [ended, {"id": 1, "stage": "over"}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.node.trials import digest, in_words
+from preflight.node.ranks import digest, in_words
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ from preflight.node.trials import digest, in_words
 )
 def test_an_error_of_torch_in_words(error: str, words: str) -> None:
     told = [{"stage": "error", "at": "all_reduce", "error": error}]
-    assert in_words(digest(told, ["n1", "n2"])) == words
+    assert in_words(digest(told, {0: "n1", 1: "n2"})) == words

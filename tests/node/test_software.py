@@ -473,7 +473,7 @@ def test_a_running_container_is_asked_through_its_engine(
 
 def test_what_an_engine_started_ends_by_itself() -> None:
     *program, main = source().splitlines()
-    assert main == "main('preflight:')"
+    assert main == "ours.main('preflight:')"
     left = "print(_signal.alarm(0))"
     argv = [sys.executable, "-c", "\n".join([*program, left])]
     assert int(subprocess.run(argv, capture_output=True, check=True).stdout) == 10
