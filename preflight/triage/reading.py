@@ -12,7 +12,7 @@ from preflight.triage import prefix
 from preflight.triage.family import Family
 from preflight.triage.files import Log
 from preflight.triage.prefix import Prefix, Who
-from preflight.triage.rule import RAISED, Kind
+from preflight.triage.rule import BY_OTHERS, FOLLOWED, RAISED, Kind
 from preflight.triage.sieve import TRACEBACK, Hit, Sieve
 from preflight.triage.story import Seen, Story
 
@@ -83,4 +83,5 @@ class Reader:
                 open_[before.who] -= 1
                 told = {"type": match["type"], "message": match["message"] or ""}
                 who, order = before.who, self._order
-                yield Seen(log.name, hit.number, before.text, who, before.time, order, RAISED, told)
+                rule = FOLLOWED if BY_OTHERS.match(before.text) else RAISED
+                yield Seen(log.name, hit.number, before.text, who, before.time, order, rule, told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -66,3 +67,21 @@ RAISED = Rule(
 )
 """The last line of a Python traceback, which the reader finds; its pattern is of no line. It is for
 a family to say whose fault an exception is."""
+
+FOLLOWED = Rule(
+    pattern="",
+    kind=Kind.CONSEQUENCE,
+    says="raised {type}: {message}",
+)
+"""The last line of a traceback by which a rank only says that another one, or what it did together
+with others, has failed; see `BY_OTHERS`."""
+
+BY_OTHERS = re.compile(
+    r"(?:\w+\.)*(?:Dist(?:Backend|Network|Store)?Error|ChildFailedError|SignalException"
+    r"|Connection(?:Reset|Aborted)?Error|BrokenPipeError|KeyboardInterrupt|CalledProcessError"
+    r"|Rendezvous\w*Error|Process(?:Raised|Exited)Exception|(?:Ray)?(?:Actor|Task)\w*Error"
+    r"|WorkerCrashedError)(?::|$)"
+    r"|\w+: (?:NCCL (?:error|communicator)|\[?.{0,80}gloo/|Gloo |Socket Timeout|wait timeout"
+    r"|\[Rank \d|\[PG |\[\d+\] is setting up NCCL|Connection (?:closed|reset)|Broken pipe)"
+)
+"""What stands at the beginning of the last line of such a traceback."""
