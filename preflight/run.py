@@ -248,12 +248,13 @@ def talk(visit: Visit, transport: Transport, errand: Errand) -> None:
     visit.connection = transport.connect(visit.spec)
     visit.login |= visit.connection.facts
     session = start(visit, errand, None)
+    is_root = session.hello.get("uid") == 0
+    calls = {**errand.calls, **errand.rooted} if is_root else errand.calls
+    asked = ask(visit, session, calls, errand)
     visit.login |= {"reached": True, "hello": session.hello, "psutil": session.psutil}
     visit.login["noise"] = session.noise
-    if session.hello.get("uid") == 0:
-        ask(visit, session, {**errand.calls, **errand.rooted}, errand)
-    else:
-        ask(visit, session, errand.calls, errand)
+    hear(visit, session, asked)
+    if not is_root:
         as_root(visit, errand)
     if any(other.lost for other in visit.sessions[1:]):  # see whether the node is lost with it
         session.clock()
@@ -278,11 +279,18 @@ def start(visit: Visit, errand: Errand, become: str | None) -> Session:
     return session
 
 
-def ask(visit: Visit, session: Session, calls: Mapping[str, Call], errand: Errand) -> None:
-    """Get the answers of all probes; they run side by side on the node."""
+def ask(
+    visit: Visit, session: Session, calls: Mapping[str, Call], errand: Errand
+) -> dict[str, Pending]:
+    """Ask everything of a node; it sees to it that what hangs holds up nothing else."""
     limits_s = [errand.limits[key] for key in calls]
     asked = dict(zip(calls, session.ask_all(list(calls.values()), limits_s), strict=True))
     visit.asked |= asked
+    return asked
+
+
+def hear(visit: Visit, session: Session, asked: Mapping[str, Pending]) -> None:
+    """Wait for the answers."""
     visit.replies |= {key: session.answer(pending) for key, pending in asked.items()}
 
 
@@ -296,7 +304,7 @@ def as_root(visit: Visit, errand: Errand) -> None:
             why = f"{NEEDS_ROOT}: {error.message}"
         else:
             if session.hello.get("uid") == 0:
-                ask(visit, session, errand.rooted, errand)
+                hear(visit, session, ask(visit, session, errand.rooted, errand))
                 return
     problem = Reply(None, {"kind": "needs_root", "message": why})
     visit.replies |= dict.fromkeys(errand.rooted, problem)

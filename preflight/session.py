@@ -7,6 +7,7 @@ writes, and each answer goes to whoever waits for it, so calls may come from man
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import secrets
@@ -148,10 +149,28 @@ class Session:
             with contextlib.suppress(TransportError):
                 self._stream.send(payload.blob, start_timeout_s)
             self.hello = self._hello(hello)
-            self.psutil = self._load(payload, start_timeout_s)
+            self._loading = self._load(payload, start_timeout_s)
         except (AgentError, TransportError):
             self.close()
             raise
+
+    @functools.cached_property
+    def psutil(self) -> str:
+        """How the node came by psutil, as its agent says once it has it; asked calls go on.
+
+        Raises:
+            AgentError: the agent did not take the modules that follow its own.
+        """
+        if self._loading is None:
+            return "not needed"
+        loaded = self.answer(self._loading)
+        if isinstance(loaded.value, dict):
+            return str(loaded.value.get("psutil"))
+        why = (loaded.problem or {}).get("message", "no words")
+        message = f"the agent did not take its modules: {why}"
+        raise AgentError(
+            "no agent", message, "see the memory limits of the account there: ulimit -a"
+        )
 
     @property
     def noise(self) -> str:
@@ -315,18 +334,10 @@ class Session:
                 self._ended.wait(SLACK_S)  # its listener meets the end too, and knows more of it
             self._lose(error)
 
-    def _load(self, payload: Payload, timeout_s: float) -> str:
+    def _load(self, payload: Payload, timeout_s: float) -> Pending | None:
+        """Send what this node needs besides, None if nothing; calls may follow at once."""
         extras = payload.extras(self.hello)
-        if extras is None:
-            return "not needed"
-        loaded = self.call(AGENT, "load", extras, timeout_s)
-        if isinstance(loaded.value, dict):
-            return str(loaded.value.get("psutil"))
-        why = (loaded.problem or {}).get("message", "no words")
-        message = f"the agent did not take its modules: {why}"
-        raise AgentError(
-            "no agent", message, "see the memory limits of the account there: ulimit -a"
-        )
+        return None if extras is None else self.ask(AGENT, "load", extras, timeout_s)
 
     def _hello(self, pending: Pending) -> dict[str, Any]:
         self._wait(pending, lambda: pending.frame is not None)

@@ -389,8 +389,10 @@ def test_modules_not_taken(aloud: Aloud) -> None:
     payload = Payload({"preflight.checks.a.b": "def f(node): return node.nvml('nvmlInit')"})
     said = "say({'id': hear()['id'], 'problem': {'kind': 'x', 'message': 'full'}})"
     node = Impostor(f"say({HELLO!r}); {said}")
+    session = Session(node, payload, 20)
     with pytest.raises(AgentError) as caught:
-        Session(node, payload, 20)
+        session.psutil  # noqa: B018 - a property that waits
+    session.close()
     aloud(caught.value)
 
 

@@ -27,7 +27,7 @@ from preflight.node import psutil_loader, toolbox
 from preflight.node.child import cpu_s, encode, problem, work, write_all
 from preflight.node.children import Child, Pipes, children, died
 
-GATHER_S = 0.1
+GATHER_S = 0.5
 """How long an answer waits for others: a packet costs all that handle it more than a frame."""
 PATIENCE_S = 0.25
 """How long calls wait for a child to be free before another is started: a child costs what most
@@ -167,7 +167,8 @@ class Agent:
         elif frame["module"] == __name__:
             value = getattr(self, "do_" + frame["function"])(*frame["args"])
             self.say({"id": frame["id"], "value": value})
-            self.flush()  # the round trip of a ping is measured
+            if frame["function"] == "ping":
+                self.flush()  # its round trip is measured
         elif frame.get("open"):
             self.start(frame)
         else:
