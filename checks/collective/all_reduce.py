@@ -37,10 +37,11 @@ from preflight.node.ranks import (
     Facts,
     Peer,
     Run,
+    by_gloo,
     idle,
     in_words,
     is_good,
-    loaded,
+    load,
     own,
     quick,
 )
@@ -145,7 +146,7 @@ def speed(facts: Facts, want: Want) -> dict[str, Verdict]:
     rates = {(a, b): one for b, fact in facts.items() for a, one in fact["peers"].items()}
     tried, usual = quick(rates, facts)
     rows = stricken(blame(tried, facts), list(facts))
-    others = loaded(facts)
+    others = load(facts)
     expected = want.get("expect.all_reduce")
     least = min(fact["link_gbps"] for fact in facts.values())
     verdicts = {}
@@ -191,7 +192,7 @@ def measured(facts: Facts) -> tuple[str, float, float]:
 
 def carrier(facts: Facts, world: int) -> str:
     """Return in words what carries the data."""
-    if any(fact["devices"] == ["cpu"] for fact in facts.values()):
+    if by_gloo(facts):
         return "Gloo"
     return f"NCCL {versions(facts, 'nccl')}, {world} GPUs"
 

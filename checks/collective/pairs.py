@@ -22,7 +22,7 @@ from typing import Mapping
 
 from preflight.api import FAIL, Check, Verdict, Want, fail, ok, skip, some, unknown
 from preflight.node.pairs import Culprit, Pair, about, between, blame, present, stricken
-from preflight.node.ranks import Facts, Met, idle, is_good, loaded, quick
+from preflight.node.ranks import Facts, Met, idle, is_good, load, quick
 from preflight.node.trials import all_together, surroundings
 
 NO_NEED = "an all_reduce of all nodes is well; pairs are tried when it is not, or at level deep"
@@ -104,7 +104,7 @@ def well(node: str, facts: Facts) -> Verdict:
         return unknown(f"an all_reduce with {some(others)} alone is not right, which is told there")
     words = f"an all_reduce with {some(good)} alone is right, data comes at "
     words += span([mine[other]["gbps"] for other in good]) + left(node, facts)
-    return ok("; ".join(filter(None, (words, told))) + loaded(facts))
+    return ok("; ".join(filter(None, (words, told))) + load(facts))
 
 
 def span(rates: list[float]) -> str:

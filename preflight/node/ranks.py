@@ -111,7 +111,7 @@ class Ranked(Placed):
     lack: str
     import_s: float
     devices: list[str]
-    """Of each rank: `cuda:0` and so on, by NCCL, or `cpu`, by Gloo."""
+    """For each rank: its GPUs, `cuda:0` and so on, else `cpu`; see `by_gloo`."""
     local: Run | None
     """Of its own GPUs."""
     run: Run | None
@@ -236,6 +236,11 @@ def lacking(fact: Ranked, others: bool) -> Verdict:
     return fail(f"its rank cannot start: {fact['why']}", fix=NO_RANK)
 
 
+def by_gloo(facts: Facts) -> bool:
+    """Whether data between these nodes is moved by CPUs: NCCL needs GPUs on all of them."""
+    return any("cpu" in fact["devices"] for fact in facts.values())
+
+
 # ---- who is slow -----------------------------------------------------------------------------
 
 
@@ -267,17 +272,18 @@ def is_bound(pair: Pair, rates: Mapping[Pair, Peer], facts: Facts) -> bool:
     """Whether the CPU may be what limits what goes from the first of a pair to the second."""
     back = rates.get((pair[1], pair[0]))
     most = max(rates[pair]["receiving"], back["sending"] if back else 0.0)
-    return most >= BUSY or any(is_loaded(facts[node]) for node in pair)
+    return most >= BUSY or bool({*pair} & set(loaded(facts)))
 
 
-def is_loaded(fact: Ranked) -> bool:
-    """Whether others want more CPUs of a node than it has, while they are what moves the data."""
-    return fact["devices"] == ["cpu"] and fact["wanting"] > fact["cpus"] > 0
+def loaded(facts: Facts) -> list[str]:
+    """Return the nodes of which others want more CPUs than there are, where these move the data."""
+    found = [node for node, fact in facts.items() if fact["wanting"] > fact["cpus"] > 0]
+    return found if by_gloo(facts) else []
 
 
-def loaded(facts: Facts) -> str:
+def load(facts: Facts) -> str:
     """Return in words which nodes have no CPU to spare, nothing where all do."""
-    found = [node for node, fact in facts.items() if is_loaded(fact)]
+    found = loaded(facts)
     if not found:
         return ""
     most = max((facts[node] for node in found), key=lambda fact: fact["wanting"])

@@ -8,7 +8,7 @@ Sent to nodes: stdlib only, Python 3.8.
 from __future__ import annotations
 
 import time
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from preflight.api import Fleet, Reply, Want
 from preflight.node.collective import IMPORT_S, SLACK_S, hold, look, order
@@ -45,8 +45,26 @@ its other pairs would but take time."""
 Told = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def all_together(fleet: Fleet, want: Want) -> dict[str, Ranked]:
-    """Return what came of it by node: the exercise of all checks of collectives."""
+def devices(gpus: int, most: int | None) -> list[str]:
+    """Return the devices of the ranks of a node: each of its GPUs, else the CPU.
+
+    Args:
+        gpus: that torch may use, and of which NVML tells who else does.
+        most: launch.gpus_per_node.
+    """
+    return [f"cuda:{place}" for place in range(min(gpus, most or gpus))] or ["cpu"]
+
+
+def all_together(
+    fleet: Fleet, want: Want, seating: Callable[[int, int | None], list[str]] = devices
+) -> dict[str, Ranked]:
+    """Return what came of it by node: the exercise of all checks of collectives.
+
+    Args:
+        fleet: the nodes.
+        want: of the inventory.
+        seating: gives the devices of a node.
+    """
     looked = fleet.map(look, dict.fromkeys(fleet.nodes, wanted(want)))
     facts = {node: begun(reply) for node, reply in looked.items()}
     free = [node for node, fact in facts.items() if not fact["occupants"] and not fact["problem"]]
@@ -66,8 +84,8 @@ def all_together(fleet: Fleet, want: Want) -> dict[str, Ranked]:
             if not isinstance(one, Reply):
                 doors[node] = ready["door"]
                 gpus[node] = min(ready["gpus"], facts[node]["gpus"])
-        for node, devices in seated(gpus, want.get("launch.gpus_per_node")).items():
-            facts[node]["devices"] = devices
+        for node in doors:
+            facts[node]["devices"] = seating(gpus[node], want.get("launch.gpus_per_node"))
         Trials(fleet, want, facts, doors).go()
     return facts
 
@@ -87,19 +105,6 @@ def begun(reply: Reply) -> Ranked:
     found = {"import_s": 0.0, "devices": [], "local": None, "run": None, "peers": {}, "pairs": {}}
     problem = message(reply) or place["problem"]
     return Ranked(**{**place, **more, **found, "untried": 0, "problem": problem})  # type: ignore[typeddict-item]
-
-
-def seated(gpus: Mapping[str, int], most: int | None) -> dict[str, list[str]]:
-    """Return by node the device of each of its ranks: its GPUs, if every node has one.
-
-    Args:
-        gpus: how many torch may use, and NVML tells who else does.
-        most: launch.gpus_per_node.
-    """
-    if not all(gpus.values()):
-        return {node: ["cpu"] for node in gpus}
-    counts = {node: min(count, most or count) for node, count in gpus.items()}
-    return {node: [f"cuda:{place}" for place in range(count)] for node, count in counts.items()}
 
 
 class Trials:
@@ -197,9 +202,15 @@ class Trials:
                 found = Met(**together(told[node], seats).get(other, none), why=why)
                 known[other] = max(known.get(other, found), found, key=better)
 
-    def seats(self, group: Iterable[str]) -> dict[int, str]:
+    def devices(self, group: Sequence[str]) -> dict[str, list[str]]:
+        """Return the devices of each node in a group; the CPUs where only some have GPUs."""
+        found = {node: self.facts[node]["devices"] for node in group}
+        kinds = {device == "cpu" for devices in found.values() for device in devices}
+        return found if len(kinds) == 1 else {node: ["cpu"] for node in group}
+
+    def seats(self, group: Sequence[str]) -> dict[int, str]:
         """Return the nodes of all ranks of a group."""
-        places = [node for node in group for _ in self.facts[node]["devices"]]
+        places = [node for node, devices in self.devices(group).items() for _ in devices]
         return dict(enumerate(places))
 
     def told(
@@ -212,7 +223,8 @@ class Trials:
             plan: limits and sizes.
             meet: whether any two of a group send to each other, besides the all_reduce.
         """
-        if any(device != "cpu" for group in groups for device in self.facts[group[0]]["devices"]):
+        there = {node: found for group in groups for node, found in self.devices(group).items()}
+        if any("cpu" not in found for found in there.values()):
             plan = {**plan, **ON_GPUS}
             plan["sizes"] += LARGER if plan["most"] else ()
         limit = plan["join_s"] + plan["limit_s"] + SLACK_S
@@ -234,7 +246,7 @@ class Trials:
                         "host": self.facts[group[0]]["address"],
                         "port": ports[0],
                         "ranks": ranks_of(node, seats),
-                        "devices": self.facts[node]["devices"],
+                        "devices": there[node],
                         "world": len(seats),
                         "interface": self.facts[node]["interface"],
                         "meets": met_by(node, rounds.get(node, ()), seats),
