@@ -43,7 +43,7 @@ class Sieve:
         options.never_capture = True
         options.never_nl = True  # `[^)]*` stays in its line
         bare = [NAME.sub("(?:", rule.pattern).encode("ascii") for rule in rules]
-        everything = b"|".join(b"(?:" + one + b")" for one in (re.escape(TRACEBACK), *bare))
+        everything = b"|".join(b"(?m:" + one + b")" for one in (re.escape(TRACEBACK), *bare))
         self._any = re2.compile(everything, options)
         self._which = re2.Set.SearchSet(options)
         for one in bare:
