@@ -16,6 +16,8 @@ from typing import Any
 IMPORTS = (ast.Import, ast.ImportFrom)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NAMED = (*FUNCTIONS, ast.ClassDef)
+CONTEXT = "ctx"
+"""Field of a syntax tree with one of three nodes that say nothing."""
 SCOPES = (*NAMED, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 NOTES: tuple[str, ...] = ("annotation", "returns")
 """Fields of a syntax tree that are not evaluated after `from __future__ import annotations`."""
@@ -42,10 +44,11 @@ def trimmed(read: Callable[[str], str | None], wanted: Iterable[str]) -> dict[st
             continue
         known.add(word)
         place, _, name = word.rpartition(".")
-        for one in {word, place} - set(modules):
-            text = read(one)
-            modules[one] = module = None if text is None else Module(one, text)
-            todo += module.take(None) if module else ()
+        for one in (word, place):
+            if one not in modules:
+                text = read(one)
+                modules[one] = module = None if text is None else Module(one, text)
+                todo += module.take(None) if module else ()
         whole, module = modules[word], modules[place]
         if whole:
             opened.append(whole)
@@ -151,7 +154,7 @@ def looked_up(
     todo = [(node, True) for node in nodes]
     while todo:
         node, direct = todo.pop()
-        skipped = NOTES if lazy else ()
+        skipped = (*NOTES, CONTEXT) if lazy else (CONTEXT,)
         if isinstance(node, ast.Name):
             (own if direct and isinstance(node.ctx, ast.Store) else names).add(node.id)
             continue
