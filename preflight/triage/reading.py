@@ -12,15 +12,19 @@ from preflight.triage import prefix
 from preflight.triage.family import Family
 from preflight.triage.files import Log
 from preflight.triage.prefix import Prefix, Who
-from preflight.triage.rule import BY_OTHERS, FOLLOWED, RAISED, Kind
+from preflight.triage.rule import BY_OTHERS, FOLLOWED, RAISED, WENT_ON, Kind, Rule
 from preflight.triage.sieve import TRACEBACK, Hit, Sieve
 from preflight.triage.story import Seen, Story
 
 EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Warning)"
-    r"|(?<=\.)[A-Z]\w*))(?:: (?P<message>.*))?$"
+    r"|(?<=\.)[A-Z]\w*))(?::(?: (?P<message>.*))?)?$"
 )
 """The line that ends a traceback."""
+ONLY_TOLD = re.compile(r"Exception ignored in|--- Logging error ---|xception was never retrieved")
+"""What stands before a traceback by which nothing ends."""
+STEP = re.compile(r"\b(?:step|iter|iteration|epoch|loss|it/s|s/it)\b", re.IGNORECASE)
+"""What a line of progress has in it."""
 OWN = {"rank", "node", "pid"}
 """Groups that say whose line it is."""
 
@@ -43,11 +47,14 @@ class Reader:
         """
         owner = prefix.of_file(log.name)
         launch, failed = 0, False
-        open_: dict[Who, int] = defaultdict(int)  # tracebacks whose end was not seen
+        tracebacks = Tracebacks()
         for hit in self._sieve.hits(log):
             self._order += 1
             before = prefix.read(hit.text, owner)
-            for seen in (*self.matched(log, hit, before), *self.raised(log, hit, before, open_)):
+            for seen in (
+                *self.matched(log, hit, before),
+                *self.raised(log, hit, before, tracebacks),
+            ):
                 if seen.rule.starts and failed:
                     launch, failed = launch + 1, False
                 failed |= seen.rule.kind > Kind.FACT
@@ -73,15 +80,37 @@ class Reader:
                 who = prefix.named(who, {name: told.pop(name) for name in own})
             yield Seen(log.name, hit.number, before.text, who, before.time, self._order, rule, told)
 
-    def raised(self, log: Log, hit: Hit, before: Prefix, open_: dict[Who, int]) -> Iterator[Seen]:
-        """Yield the line if it ends a traceback."""
-        if TRACEBACK.decode() in hit.text:
-            open_[before.who] += 1
-        elif open_[before.who] and not before.indented:
-            match = EXCEPTION.match(before.text)
-            if match:
-                open_[before.who] -= 1
-                told = {"type": match["type"], "message": match["message"] or ""}
-                who, order = before.who, self._order
-                rule = FOLLOWED if BY_OTHERS.match(before.text) else RAISED
-                yield Seen(log.name, hit.number, before.text, who, before.time, order, rule, told)
+    def raised(self, log: Log, hit: Hit, before: Prefix, tracebacks: Tracebacks) -> Iterator[Seen]:
+        """Yield the line if it ends a traceback, or shows that a rank went on after one."""
+        found = tracebacks.read(before)
+        if found:
+            who, text, order = before.who, before.text, self._order
+            yield Seen(log.name, hit.number, text, who, before.time, order, *found)
+
+
+class Tracebacks:
+    """The tracebacks of a log, by whose they are: ranks may write theirs at once."""
+
+    def __init__(self) -> None:
+        self._open: dict[Who, int] = defaultdict(int)
+        self._only_told: set[Who] = set()
+        self._ended: set[Who] = set()
+
+    def read(self, line: Prefix) -> tuple[Rule, dict[str, str]] | None:
+        """Return what a line is to them, and what it tells."""
+        who, text = line.who, line.text
+        if ONLY_TOLD.search(text):
+            self._only_told.add(who)
+        elif TRACEBACK.decode() in text:
+            if who not in self._only_told:
+                self._open[who] += 1
+            self._only_told.discard(who)
+        elif self._open[who] and not line.indented and (match := EXCEPTION.match(text)):
+            self._open[who] -= 1
+            self._ended.add(who)
+            rule = FOLLOWED if BY_OTHERS.match(text) else RAISED
+            return rule, {"type": match["type"], "message": match["message"] or ""}
+        elif who in self._ended and STEP.search(text):
+            self._ended.remove(who)
+            return WENT_ON, {}
+        return None

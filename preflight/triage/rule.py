@@ -85,3 +85,6 @@ BY_OTHERS = re.compile(
     r"|\[Rank \d|\[PG |\[\d+\] is setting up NCCL|Connection (?:closed|reset)|Broken pipe)"
 )
 """What stands at the beginning of the last line of such a traceback."""
+
+WENT_ON = Rule(pattern="", kind=Kind.FACT)
+"""A step of training that a rank told of after a traceback: it had only told of an exception."""

@@ -69,7 +69,7 @@ class Sieve:
                 line = block[begin:end]
                 number += block.count(b"\n", counted, begin)
                 counted = begin
-                which = self._which.Match(line)
+                which = self._which.Match(line) or ()  # None: no rule
                 if TRACEBACK in line:
                     follow = AFTER
                 if which or follow:

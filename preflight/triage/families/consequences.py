@@ -90,6 +90,11 @@ RULES = (
         "srun --kill-on-bad-exit",
     ),
     consequence(
+        r"\*\*\* STEP \S{1,40} ON \S{1,80} CANCELLED AT \S{1,40} \*\*\*",
+        "Slurm ends the tasks that are left",
+        "slurmstepd",
+    ),
+    consequence(
         r"Primary job +terminated normally, but \d+ process",
         "mpirun ends the ranks that are left",
         "Open MPI",

@@ -35,9 +35,9 @@ RULES = (
         r"NET/Plugin: Loaded net plugin (?P<plugin>[\w.-][\w .()-]{0,60})", "NCCL net.cc since 2.12"
     ),
     fact(r"Initialized NET plugin (?P<plugin>\w+)", "NCCL plugin/net.cc since 2.27"),
-    fact(COMM + r".{0,200}- Init (?P<init>START)", "NCCL init.cc since 2.18", stage="bootstrap"),
+    fact(COMM + r".*- Init (?P<init>START)", "NCCL init.cc since 2.18", stage="bootstrap"),
     fact(
-        COMM + r".{0,200}- Init (?P<complete>COMPLETE)",
+        COMM + r".*- Init (?P<complete>COMPLETE)",
         "NCCL init.cc since 2.4",
         stage="collective",
     ),
