@@ -45,7 +45,7 @@ EXPECTS = (
     Expect("nic_speed_gbps", float, "Gb/s"),
     Expect("tcp_gbps", float),
     Expect("iperf3", bool),
-    Expect("all_reduce", float),
+    Expect("all_reduce", dict, fields=(Expect("min_busbw_gbs", float, "GB/s"),)),
     Expect("mounts", list, about="file systems that must be there", fields=MOUNT),
     Expect("shm_gib", float, "GiB"),
     Expect("memlock_gib", float, "GiB"),

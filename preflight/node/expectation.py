@@ -22,7 +22,8 @@ LATENCY = 0.05
 """Of what a size takes at line rate: where the smallest size takes more, latency counts in it. Our
 own choice: NCCL sends small sizes by protocols with a third of the latency of the large ones'."""
 FAST_GBPS = 100
-"""From here NCCL's default of one socket and thread does not fill a link (NCCL_SOCKET_NTHREADS)."""
+MORE_SOCKETS = "set NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4, or have NCCL use RDMA"
+"""From here one socket and thread, NCCL's default, does not fill a link; its manual's advice."""
 NVLINK_GBS = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0))
 """GB/s each way of a link that data gets, from a compute capability on: NCCL 2.30
 src/graph/topo.h, ncclTopoNVLinkBw. 86 alone, bridges of A40 and RTX 3090, has less."""
@@ -64,6 +65,7 @@ class Expectation(NamedTuple):
     """What it was derived from: `8 x 400G`."""
     firm: bool
     """Whether less than the least is a failure: by Gloo, fast TCP or PCIe it may have to be so."""
+    fix: str | None = None
 
 
 class Stage(NamedTuple):
@@ -73,17 +75,20 @@ class Stage(NamedTuple):
     band: Band
     source: str
     firm: bool = True
+    fix: str | None = None
 
 
-def expectation(wires: Mapping[str, Wires], ranks: int) -> Expectation | str:
+def expectation(wires: Mapping[str, Wires | None], ranks: int) -> Expectation | str:
     """Return what an all_reduce of all GPUs of some nodes should reach, or why that is not known.
 
     Args:
-        wires: by node.
+        wires: by node; None: not known.
         ranks: of each node.
     """
     stages: list[Stage | str] = []
     for one in wires.values():
+        if one is None:
+            return "what its data goes through is not known"
         if len(wires) > 1:
             stages += [between(one, ranks), *to_gpus(one["cards"], ranks)]
         if ranks > 1:
@@ -104,6 +109,7 @@ def derived(known: Sequence[Stage]) -> Expectation:
         least=min(stage.gbs * stage.band.least for stage in known),
         source=narrow.source,
         firm=all(stage.firm for stage in known),
+        fix=narrow.fix,
     )
 
 
@@ -134,7 +140,10 @@ def between(one: Wires, ranks: int) -> Stage | str:
         lanes = min(gbs, through_slots(one, fastest) * used / count)
         slots = f" in slots for {8 * lanes:.3g}G" if lanes < RDMA_BAND.usual * gbs else ""
         return Stage(lanes, RDMA_BAND, f"{used} x {fastest:g}G{slots}")
-    return Stage(count * fastest / 8, TCP_BAND, f"{count} x {fastest:g}G TCP", fastest < FAST_GBPS)
+    is_slow, source = fastest < FAST_GBPS, f"{count} x {fastest:g}G TCP"
+    return Stage(
+        count * fastest / 8, TCP_BAND, source, is_slow, fix=None if is_slow else MORE_SOCKETS
+    )
 
 
 def to_gpus(cards: Sequence[Card], ranks: int) -> list[Stage]:
@@ -222,6 +231,7 @@ def verdict(
             observed=round(gbs, 3),
             expected=round(expected.usual, 3),
             details=(derivation(expected),),
+            fix=expected.fix,
         )
     usual = median(siblings) if siblings else 0.0
     if gbs >= SIBLINGS * usual:

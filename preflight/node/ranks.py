@@ -14,6 +14,7 @@ from preflight.api import Verdict, fail, skip, some, unknown
 from preflight.node.nvml import Occupant
 from preflight.node.nvml import in_words as occupied
 from preflight.node.pairs import Pair, Placed
+from preflight.node.wires import Wires
 
 WORDS = {
     "store": "meeting at the master",
@@ -120,6 +121,8 @@ class Ranked(Placed):
     """By other node."""
     untried: int
     """Pairs that were not tried."""
+    wires: Wires | None
+    """What NCCL's data goes through; None where Gloo carries it."""
 
 
 Facts = Mapping[str, Ranked]

@@ -17,6 +17,7 @@ from preflight.node.mesh import message
 from preflight.node.pairs import Pair, disjoint, some_rounds
 from preflight.node.ranks import Met, Peer, Ranked, digest, in_words, is_good, own, quick
 from preflight.node.software import asked
+from preflight.node.wires import wires
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 """Bytes: below, latency is what counts; gradients are sent in buckets of 25 MiB (DDP)."""
@@ -86,6 +87,9 @@ def all_together(
                 gpus[node] = min(ready["gpus"], facts[node]["gpus"])
         for node in doors:
             facts[node]["devices"] = seating(gpus[node], want.get("launch.gpus_per_node"))
+        on_gpus = [node for node in doors if "cpu" not in facts[node]["devices"]]
+        for node, reply in fleet.map(wires, dict.fromkeys(on_gpus, wanted(want))).items():
+            facts[node]["wires"] = reply.value
         Trials(fleet, want, facts, doors).go()
     return facts
 
@@ -104,7 +108,8 @@ def begun(reply: Reply) -> Ranked:
     more = dict.fromkeys(("asked", "torch", "nccl", "why", "lack"), "")
     found = {"import_s": 0.0, "devices": [], "local": None, "run": None, "peers": {}, "pairs": {}}
     problem = message(reply) or place["problem"]
-    return Ranked(**{**place, **more, **found, "untried": 0, "problem": problem})  # type: ignore[typeddict-item]
+    found.update(untried=0, wires=None, problem=problem)
+    return Ranked(**{**place, **more, **found})  # type: ignore[typeddict-item]
 
 
 class Trials:
