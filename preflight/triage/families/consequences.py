@@ -15,6 +15,13 @@ def consequence(pattern: str, says: str, source: str) -> Rule:
     return Rule(pattern, Kind.CONSEQUENCE, says=says, source=source)
 
 
+ENDS_ITSELF = consequence(
+    r"we are taking the entire process down|"
+    r"watchdog thread terminated with exception|"
+    r"Some NCCL operations have failed or timed out",
+    "{who} ends itself after an error",
+    "torch ProcessGroupNCCL.cpp",
+)
 RULES = (
     consequence(
         r"ncclRemoteError|remote process exited or there was a network error",
@@ -57,13 +64,7 @@ RULES = (
         "{who} gave up what it was doing",
         "torch ProcessGroupNCCL.cpp",
     ),
-    consequence(
-        r"we are taking the entire process down|"
-        r"watchdog thread terminated with exception|"
-        r"Some NCCL operations have failed or timed out",
-        "{who} ends itself after an error",
-        "torch ProcessGroupNCCL.cpp",
-    ),
+    ENDS_ITSELF,
     consequence(
         r"Proxy Call to rank \d+ failed|Socket recv failed while polling for opId|"
         r"Failed to execute operation \w+ from rank \d",
