@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 import time
 from statistics import median
 from typing import Any, Mapping, Sequence, TypedDict
@@ -27,12 +28,14 @@ LAST_S = 0.5
 LIMIT_S = 8.0
 """For all that a node tries, besides finding out who answers."""
 GAP_S = 0.005
-"""Between two datagrams to the same node where losses are counted: of 63 senders, each receive
-buffer then holds what comes in 40 ms."""
+"""Between two datagrams of a series to the same node: of 63 senders, each receive buffer then holds
+what comes in 40 ms. Whoever sleeps so long is soon given a CPU when a datagram comes."""
 CONNECTS = 5
 """Connections that are timed where datagrams do not pass."""
 CONNECT_S = 1.5
 """For one: a SYN that is lost is sent again after 1 s."""
+RTT = "68xI"
+"""struct tcp_info of linux/tcp.h, up to tcpi_rtt, in us."""
 
 
 class Trips(TypedDict):
@@ -43,7 +46,8 @@ class Trips(TypedDict):
     times_us: list[int]
     """Least, median and 99th percentile; empty where nothing came back."""
     sent: int
-    """Datagrams, up to the last one that was answered."""
+    """Datagrams, up to the last one that was answered, but for those that came there and were too
+    many for a busy node."""
     arrived: int
     """How many of these came there."""
     heard: int
@@ -74,14 +78,14 @@ def round_trips(
     return trips
 
 
-def losses(
+def series(
     node: Node,  # noqa: ARG001 - the first argument of all that is called on nodes
     targets: Mapping[str, Sequence[Any]],
     ask: str,
     answer: str,
     count: int,
 ) -> dict[str, Trips]:
-    """Return what of so many datagrams to each node is lost, both ways; to all at once."""
+    """Return round trips of so many datagrams to each node, one every 5 ms; to all at once."""
     talks = {}
     for name, to in targets.items():
         with contextlib.suppress(OSError):
@@ -119,6 +123,7 @@ class Counting:
         self._talk = Talk(address, port, words, talk)
         self._times: dict[int, float] = {}
         self._come = 0
+        self._dropped: list[int] = []
 
     def fileno(self) -> int:
         """Return the descriptor of its socket."""
@@ -140,6 +145,7 @@ class Counting:
         for reply in self._talk.hear():
             self._times[reply.number] = reply.seconds
             self._come = max(self._come, reply.come)
+            self._dropped.append(reply.dropped)
 
     def answered(self, number: int) -> bool:
         """Whether the reply to a datagram has come."""
@@ -150,13 +156,15 @@ class Counting:
         self._talk.close()
         sent = max(self._times) + 1 if self._times else self._talk.sent
         heard = len(self._times)
+        arrived = max(heard, min(self._come, sent))
+        dropped = max(self._dropped) - min(self._dropped) if self._dropped else 0
         # The first one has found the way (ARP, routes), and a clock may have been set meanwhile.
         times = sorted(t for n, t in self._times.items() if n and t > 0)
         return Trips(
             by="udp",
             times_us=spread(times),
-            sent=sent,
-            arrived=max(heard, min(self._come, sent)),
+            sent=max(arrived, sent - dropped),
+            arrived=arrived,
             heard=heard,
             missing=self._talk.sent - heard,
         )
@@ -207,7 +215,8 @@ def connects(
 ) -> dict[str, Trips]:
     """Return by TCP how long round trips to our own listeners on other nodes are.
 
-    To make a connection takes one. That it is ours is proved by the secret. Losses are not told.
+    To make a connection takes one, which the kernel times. That it is ours is proved by the secret.
+    Losses are not told.
     """
     end, found = time.monotonic() + LIMIT_S, {}
     for name, (address, port) in targets.items():
@@ -222,7 +231,7 @@ def connects(
 
 
 def connected(address: str, port: int, words: tuple[bytes, bytes]) -> float:
-    """Return the seconds that it took to connect to our own listener.
+    """Return the seconds of the round trip by which our own listener was connected to.
 
     Raises:
         OSError: it is not reached, or not ours.
@@ -233,6 +242,7 @@ def connected(address: str, port: int, words: tuple[bytes, bytes]) -> float:
         begun = time.monotonic()
         one.connect((address, port))
         spent = time.monotonic() - begun
+        told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, struct.calcsize(RTT))
         one.sendall(ask)
         heard = b""
         while len(heard) < len(answer):
@@ -242,4 +252,5 @@ def connected(address: str, port: int, words: tuple[bytes, bytes]) -> float:
             heard += data
     if heard != answer:
         raise ConnectionError("not ours")
-    return spent
+    (trip_us,) = struct.unpack(RTT, told)
+    return trip_us / 1e6 or spent  # none is told where the SYN was sent again

@@ -1,7 +1,7 @@
 """Datagrams between our own nodes: the echo, and a talk with one. Sent to nodes: Python 3.8.
 
 The echo answers none but those who say a secret, and always in few bytes: that it is our own, what
-it was sent, how much of that has come, and how long it held it.
+it was sent, how much of that has come, for how much it had no room, and how long it held it.
 """
 
 from __future__ import annotations
@@ -10,28 +10,34 @@ import contextlib
 import select
 import socket
 import struct
+import sys
 import time
-from typing import Any, Iterator, NamedTuple, TypedDict
+from typing import Any, Iterator, List, NamedTuple, Tuple, TypedDict
 
 from preflight.api import Node, Opened, PortNumber, Unobservable
 from preflight.node.ports import family_of, interface_of
 
 ASK = "!16sII"
 """Secret, the talk that it belongs to, number."""
-REPLY = "!16sIIIQ"
-"""Secret, number, bytes that came, datagrams of this talk that came so far, ns that it was held."""
+REPLY = "!16sIIIIQ"
+"""Secret, number, bytes that came, datagrams of this talk that came so far, datagrams of all talks
+that there was no room for so far, ns that it was held."""
 SMALL = 64
 """Bytes of the smallest datagram: no more than what anything carries; its reply is shorter."""
 BUFFER = 1 << 20
 """Bytes asked for incoming datagrams; the kernel gives net.core.rmem_max."""
 TIMESTAMPNS = 35
 """SO_TIMESTAMPNS and SCM_TIMESTAMPNS of asm-generic/socket.h: when the kernel got a datagram."""
+RXQ_OVFL = 40
+"""SO_RXQ_OVFL, ditto: how many datagrams the socket had dropped for want of room."""
 STAMP = "@ll"
 """struct timespec."""
 STALE_NS = 1_000_000_000
 """A datagram that is older when it is read was stamped by another clock than that which is read."""
 AT_ONCE = 64
 """Datagrams that are taken before looking up from them."""
+Told = List[Tuple[int, int, bytes]]
+"""What the kernel tells beside a datagram: level, type and data of each (cmsg(3))."""
 
 
 class Place(TypedDict):
@@ -51,6 +57,8 @@ class Echoed(NamedTuple):
     """Bytes of the datagram that came there."""
     come: int
     """Datagrams of this talk that had come there by then."""
+    dropped: int
+    """Datagrams of all talks that came there by then, and were too many for a busy node."""
     seconds: float
     """The round trip, without the time that it was held; by the kernel's clock for incoming ones,
     so that how busy this node is does not count."""
@@ -80,6 +88,7 @@ def stamped(family: int) -> socket.socket:
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
         one.setsockopt(socket.SOL_SOCKET, TIMESTAMPNS, 1)
+        one.setsockopt(socket.SOL_SOCKET, RXQ_OVFL, 1)
     return one
 
 
@@ -91,19 +100,20 @@ def serve(one: socket.socket, opened: Opened[Any], ask: bytes, answer: bytes) ->
     counts: dict[tuple[str, int, int], int] = {}
     buffer = bytearray(65536)
     while opened.fileno() not in {fd for fd, _ in poller.poll()}:
-        for size, arrived, whence in incoming(one, buffer):
+        for size, told, whence in incoming(one, buffer):
             if size < SMALL or buffer[:16] != ask:
                 continue
             _, talk, number = struct.unpack_from(ASK, buffer)
             key = (whence[0], whence[1], talk)
             count = counts[key] = counts.get(key, 0) + 1
-            held = max(0, time.time_ns() - arrived)
+            said = (answer, number, size, count, dropped(told))
+            held = max(0, time.time_ns() - arrival(told))
             with contextlib.suppress(OSError):  # it is lost, then
-                one.sendto(struct.pack(REPLY, answer, number, size, count, held), whence)
+                one.sendto(struct.pack(REPLY, *said, held), whence)
 
 
-def incoming(one: socket.socket, buffer: bytearray) -> Iterator[tuple[int, int, Any]]:
-    """Yield size, time of arrival in ns and sender of each datagram that is there.
+def incoming(one: socket.socket, buffer: bytearray) -> Iterator[tuple[int, Told, Any]]:
+    """Yield size, what the kernel tells, and sender of each datagram that is there.
 
     The content is in the buffer. Errors of earlier datagrams are passed over.
     """
@@ -114,10 +124,18 @@ def incoming(one: socket.socket, buffer: bytearray) -> Iterator[tuple[int, int, 
             return
         except OSError:
             continue
-        yield size, arrival(told), whence
+        yield size, told, whence
 
 
-def arrival(told: list[tuple[int, int, bytes]]) -> int:
+def dropped(told: Told) -> int:
+    """Return how many datagrams a socket had dropped when it took this one in."""
+    for level, kind, data in told:
+        if (level, kind) == (socket.SOL_SOCKET, RXQ_OVFL):
+            return int.from_bytes(data, sys.byteorder)
+    return 0
+
+
+def arrival(told: Told) -> int:
     """Return when the kernel got a datagram, in ns since the epoch; now if it does not say."""
     now = time.time_ns()
     for level, kind, data in told:
@@ -178,13 +196,13 @@ class Talk:
 
     def hear(self) -> Iterator[Echoed]:
         """Yield the replies that are there; what is none of ours is passed over."""
-        for size, arrived, _ in incoming(self.socket, self._buffer):
+        for size, told, _ in incoming(self.socket, self._buffer):
             if size != struct.calcsize(REPLY):
                 continue
-            answer, number, length, count, held = struct.unpack_from(REPLY, self._buffer)
+            answer, number, length, come, gone, held = struct.unpack_from(REPLY, self._buffer)
             if answer == self._answer and number < len(self._sent):
-                spent = arrived - self._sent[number] - held
-                yield Echoed(number, length, count, spent / 1e9)
+                spent = arrival(told) - self._sent[number] - held
+                yield Echoed(number, length, come, gone, spent / 1e9)
 
     def close(self) -> None:
         """Hang up."""

@@ -34,18 +34,21 @@ SHARED = tuple({str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix})
 
 # Descriptor 9 keeps the upper directory reachable after the old root is gone: what the node's disk
 # holds that the controller's does not. The first process only reaps; it must not be replaced by
-# `sleep`, or orphans stay as zombies.
+# `sleep`, or orphans stay as zombies. An overlay takes a new interface of an old name for a stale
+# file, so they are not seen through one.
 INIT = """
 set -e
 hostname "$0"
 mount -t tmpfs -o mode=755 testbed /mnt
-mkdir /mnt/upper /mnt/work /mnt/class /mnt/class.work /mnt/root
+mkdir /mnt/upper /mnt/work /mnt/class /mnt/class.work /mnt/net /mnt/root
 exec 9</mnt/upper
 mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
 cd /mnt/root
 mount -t proc proc proc
 mount -t sysfs sysfs sys
+mount --bind sys/class/net /mnt/net
 mount -t overlay -o lowerdir=sys/class,upperdir=/mnt/class,workdir=/mnt/class.work overlay sys/class
+mount --bind /mnt/net sys/class/net
 mount --bind /dev dev
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts dev/pts
 mount -t tmpfs -o mode=1777,nosuid,nodev,size=8g tmpfs dev/shm

@@ -11,8 +11,6 @@ from tests.cluster.network_faults import Refusal
 from tests.cluster.testbed import Testbed
 
 MASTER = "10.78.0.1:29500"
-# Each test has a name of its own for the second interface: a node's /sys/class is an overlay, which
-# takes a new interface of an old name for a stale file.
 
 
 def run(bed: Testbed, *args: str, **overrides: Any) -> dict[str, Any]:

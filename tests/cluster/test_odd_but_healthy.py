@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -65,8 +66,9 @@ def healthy(bed: Testbed, *args: str, **overrides: Any) -> dict[str, Any]:
         bed.allow_sudo(node)
     inventory = bed.inventory(ssh={"become": "sudo"}, **overrides)
     done, report = bed.report("run", str(inventory), *args)
-    assert results(report, "fail", "warn", "unknown") == []
-    assert (causes(report), report["verdict"], done.returncode) == ([], "ready", 0)
+    whole = json.dumps(report, indent=1)
+    assert results(report, "fail", "warn", "unknown") == [], whole
+    assert (causes(report), report["verdict"], done.returncode) == ([], "ready", 0), whole
     return report
 
 

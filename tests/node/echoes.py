@@ -63,7 +63,7 @@ def answer_all(one: socket.socket, answer: Callable[[bytes, int], bytes | None])
             one.sendto(said, whence)
 
 
-def reply(data: bytes, come: int, secret: str = BACK) -> bytes:
+def reply(data: bytes, come: int, secret: str = BACK, dropped: int = 0) -> bytes:
     """Return what our echo says to a datagram."""
     _, _, number = struct.unpack_from(ASK, data)
-    return struct.pack(REPLY, bytes.fromhex(secret), number, len(data), come + 1, 0)
+    return struct.pack(REPLY, bytes.fromhex(secret), number, len(data), come + 1, dropped, 0)

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +16,7 @@ import pytest
 from preflight.api import Unobservable
 from preflight.node.child import Opened
 from preflight.node.toolbox import Toolbox
-from preflight.node.udp import ASK, REPLY, SMALL, Echoed, Talk, arrival, echo
+from preflight.node.udp import ASK, REPLY, SMALL, Echoed, Talk, arrival, echo, serve, stamped
 from tests.node.echoes import BACK, SAID, answering, echoing, reply
 
 
@@ -50,6 +51,30 @@ def test_talks_are_counted_apart() -> None:
         assert [reply.come for reply in heard(other)] == [1]
 
 
+def test_what_a_busy_echo_had_no_room_for_is_told() -> None:
+    out, come = os.pipe()
+    with stamped(socket.AF_INET) as one, os.fdopen(come), os.fdopen(out, "w") as stop:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # the least that there is
+        one.bind(("127.0.0.1", 0))
+        with talking(one.getsockname()[1]) as talk:
+            for _ in range(100):
+                talk.say()
+            opened = Opened(1, stop.fileno(), come)
+            said = (bytes.fromhex(word) for word in (SAID, BACK))
+            thread = threading.Thread(target=serve, args=(one, opened, *said))
+            thread.start()
+            before = heard(talk)
+            while talk.sent - 1 not in {reply.number for reply in before}:
+                talk.say()
+                before += heard(talk)
+            stop.close()
+            thread.join(10)
+    last = before[-1]
+    assert before[0].dropped == 0
+    assert 0 < last.come < 100
+    assert last.dropped + last.come == talk.sent
+
+
 def test_who_does_not_say_the_secret_gets_no_answer() -> None:
     with echoing() as port:
         with talking(port, said="ee" * 16) as talk:
@@ -70,7 +95,7 @@ def test_a_reply_is_no_longer_than_what_is_asked() -> None:
 
 
 def test_rubbish_is_no_reply() -> None:
-    rubbish = [b"", b"x" * 36, b"x" * 5000]
+    rubbish = [b"", b"x" * 40, b"x" * 5000]
     with answering(lambda _, n: rubbish[n]) as port, talking(port) as talk:
         for _ in rubbish:
             talk.say()
@@ -80,7 +105,7 @@ def test_rubbish_is_no_reply() -> None:
         assert heard(talk) == []
 
     def unasked(_: bytes, __: int) -> bytes:
-        return struct.pack(REPLY, bytes.fromhex(BACK), 99, 64, 1, 0)
+        return struct.pack(REPLY, bytes.fromhex(BACK), 99, 64, 1, 0, 0)
 
     with answering(unasked) as port, talking(port) as talk:
         talk.say()
