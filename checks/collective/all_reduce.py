@@ -54,7 +54,6 @@ from preflight.node.ranks import (
     Facts,
     Peer,
     Run,
-    by_gloo,
     idle,
     in_words,
     is_good,

@@ -27,7 +27,7 @@ from preflight.node.launch import DEFAULT, home
 from preflight.node.launch import interpreter as named
 from preflight.node.net import interfaces, link_gbps, meeting_address
 from preflight.node.nvml import Occupant, occupants
-from preflight.node.software import BEGAN, NO_COMMAND, PASSED, START, text_for
+from preflight.node.software import BEGAN, NO_COMMAND, PASSED, START, UNSEEN, hidden, text_for
 from preflight.node.toolbox import end, started
 
 MAIN, RANK = "preflight.node.torch_interpreter.main", "preflight.node.torch_rank"
@@ -150,6 +150,10 @@ def hold(node: Node, opened: Opened[Ready], launch: Mapping[str, Any]) -> Ready:
     try:
         told = team.hear(opened, None, ("imported", "deaf", "error"), IMPORT_S)
         found.update(imported(team, told, python, bool(container)))  # type: ignore[typeddict-item]
+        folder = hidden_home(node, launch) if found["lack"] == "none" else ""
+        if folder:
+            found["why"] += "; " + UNSEEN.format(folder)
+            found["lack"] = "unknown"
         if not found["torch"]:
             return found
         with door() as listener:
@@ -160,6 +164,12 @@ def hold(node: Node, opened: Opened[Ready], launch: Mapping[str, Any]) -> Ready:
     finally:
         end(team.process, END_S)
     return found
+
+
+def hidden_home(node: Node, launch: Mapping[str, Any]) -> str:
+    """Return the folder of the job's user that may have torch, if the login user cannot see it."""
+    own = home(node, launch["user"]) if launch["user"] and not launch["container"] else None
+    return hidden(node, f"{own}/.local") if own and "HOME" not in launch["env"] else ""
 
 
 def begun(node: Node, launch: Mapping[str, Any], python: str) -> Any:
@@ -179,7 +189,8 @@ def begun(node: Node, launch: Mapping[str, Any], python: str) -> Any:
     if program is None:
         raise Absent(f"no program {words[0]!r}")
     more = ours if container else {**env, **ours}
-    return started([program, *words[1:], python, "-c", START], more, fed=True)
+    argv = [program, *words[1:], python, "-c", START]
+    return started(argv, more, fed=True, leads=not container)  # orders come through an engine
 
 
 def imported(

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import enum
 import errno
+import fcntl
 import functools
 import grp
 import json
@@ -217,7 +218,9 @@ def started(
         argv: the program's path, and its arguments.
         env: variables beside those of this process.
         fed: whether its input is a pipe too.
-        leads: whether it leads a process group of its own, with which what it starts can be ended.
+        leads: whether it leads a process group of its own, with which what it starts can be ended;
+            if fed, the kernel does so (SIGIO) once its input ends, or brings something to a group
+            that did not take O_ASYNC from it before.
 
     Raises:
         Unobservable: not permitted.
@@ -230,10 +233,21 @@ def started(
             stderr=subprocess.PIPE,
             env={**os.environ, "LC_ALL": "C", **env},
             start_new_session=leads,
-            preexec_fn=functools.partial(die_with, os.getpid()),
+            preexec_fn=functools.partial(begun, os.getpid(), fed and leads),
         )
     except OSError as error:
         raise Unobservable(f"{argv[0]}: {error.strerror}") from error
+
+
+def begun(parent: int, with_input: bool) -> None:
+    """Prepare a process that was just forked: it ends with its parent, or its group with its input.
+
+    A program that waits for another one leaves that behind when it is killed.
+    """
+    die_with(parent)
+    if with_input:
+        fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpid())
+        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def end(process: Any, limit_s: float) -> None:

@@ -66,9 +66,12 @@ def main(mark: str) -> None:
 
 
 def end_with_input(on: bool) -> None:
-    """Have the kernel end this process (SIGIO) once its input ends or brings something, or not."""
+    """Have the kernel end our group (SIGIO) once its input ends or brings something, or not.
+
+    Whoever started us outside of a container has done so already, for what comes before.
+    """
     flags = fcntl.fcntl(0, fcntl.F_GETFL)
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(0, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
 
 

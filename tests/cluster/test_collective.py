@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from preflight import catalog
+from preflight.api import Want
 from tests.cluster.blame import causes, results, summary
 from tests.cluster.machine import wait_until
 from tests.cluster.testbed import RUN_LIMIT_S, Testbed
 
 TORCH = Path(__file__).parents[2] / ".venv-torch/bin/python"
 """Made by `make test`."""
+CATALOG = catalog.load()
 CHECK, PAIRS = "collective.all_reduce", "collective.pairs"
 
 if not TORCH.exists() and os.environ.get("PREFLIGHT_REQUIRE_CLUSTER") != "1":
@@ -222,11 +225,32 @@ def test_no_torch_anywhere(bed: Testbed) -> None:
     ]
 
 
+def test_a_home_that_may_have_torch(bed: Testbed) -> None:
+    for node in bed.names:
+        bed.add_user(node, "bob", 2002)
+    bed.change_file("tb2", "/home/bob/.local/bin/x", "")
+    bed.run("tb2", "chmod", "700", "/home/bob")
+    launch = {"user": "bob", "python": "/usr/bin/python3"}
+    _, report = bed.report("run", str(bed.inventory(launch=launch)), "--only", CHECK)
+    words = "packages may come from /home/bob/.local too: the login user may not look into it"
+    assert results(report, "unknown") == [(CHECK, "tb2", f"no torch in /usr/bin/python3; {words}")]
+
+
 def test_large_packets_that_are_lost(bed: Testbed) -> None:
     bed.lose_large("tb2", 1450)
     report = run(bed, "--only", "network,collective")
     assert causes(report) == [("node", "network.path_mtu", ["tb2"])]
     assert (CHECK, "tb2") in {(check, node) for check, node, _ in results(report, "fail")}
+
+
+def test_torch_in_a_container(bed: Testbed) -> None:
+    for node in bed.names:
+        homes = (str(TORCH.parents[1]), str(TORCH.resolve().parents[1]))
+        bed.container(node, shared=("/usr", *homes))
+    report = run(bed, launch={"container": {"engine": "podman", "name": "train"}})
+    assert results(report, "fail", "warn", "unknown", "skip") == []
+    assert " over 4 nodes (torch 2.13.0+cpu, Gloo)" in summary(report, CHECK, "tb1")
+    wait_until(lambda: not any(ranks(bed, node) for node in bed.names), "no rank")
 
 
 HUNG = """
@@ -239,6 +263,15 @@ signal.pause()
 """A torch whose import comes to no end, and whose process says that it is there."""
 WRAPPER = f'#!/bin/sh\n{TORCH} "$@"\nexit $?\n'
 """Stays the interpreter's parent, so that a signal to what was started does not end that."""
+
+
+SLOW_WRAPPER = f'#!/bin/sh\nsleep 4711\nexec {TORCH} "$@"\n'
+"""Does something before, which comes to no end."""
+
+
+def starting(bed: Testbed, node: str) -> bool:
+    """Whether `SLOW_WRAPPER` is at it."""
+    return "sleep 4711" in bed.machines[node].processes().values()
 
 
 def importing(bed: Testbed, node: str) -> bool:
@@ -274,6 +307,61 @@ def ended_while(bed: Testbed, what: Any, end: str, inventory: Path) -> None:
     assert {node: bed.files(node) for node in bed.names} == before
 
 
+TWO_RANKS = '''"""Two ranks of each node do an all_reduce.
+
+Why: as where there are two GPUs.
+Facts: as of collective.all_reduce.
+Source: as of collective.all_reduce.
+Fix: none.
+"""
+
+from preflight.api import Check, ok
+from preflight.node.trials import all_together
+
+
+def exercise(fleet, want):
+    return all_together(fleet, want, lambda gpus, most: ["cpu", "cpu"])
+
+
+def compare(facts, want):
+    return {node: ok("done") for node in facts}
+
+
+CHECK = Check(exercise=exercise, compare=compare)
+'''
+
+
+def two_ranks(bed: Testbed, tmp_path: Path) -> dict[str, Any]:
+    """Return what is found on two nodes with two ranks each."""
+    folder = tmp_path / "checks"
+    (folder / "site").mkdir(parents=True)
+    (folder / "site" / "two_ranks.py").write_text(TWO_RANKS)
+    inventory = bed.inventory(ssh={"user": "root"}, launch={"python": str(TORCH)})
+    args = ("--only", "site.two_ranks", "--nodes", "tb[1-2]", "--checks", str(folder))
+    _, report = bed.report("run", str(inventory), *args)
+    return {node: fact["value"] for node, fact in report["facts"]["site.two_ranks"].items()}
+
+
+def test_two_ranks_on_each_node(bed: Testbed, tmp_path: Path) -> None:
+    facts = two_ranks(bed, tmp_path)
+    want = Want({"port": 29500, "env": {}, "master": "tb1"}, {}, ["tb1", "tb2"])
+    together, alone = (CATALOG[check].check.compare for check in (CHECK, "collective.local"))
+    assert together
+    assert alone
+    for node, other, ranks in (("tb1", "tb2", [0, 1]), ("tb2", "tb1", [2, 3])):
+        fact = facts[node]
+        assert (fact["run"]["at"], fact["run"]["world"], fact["run"]["rank"]) == ("", 4, ranks[0])
+        assert (fact["local"]["at"], fact["local"]["world"]) == ("", 2)
+        for size in fact["run"]["sizes"] + fact["local"]["sizes"]:
+            assert (len(size["ranks"]), max(size["ranks"]), size["wrong"]) == (2, size["ms"], 0)
+        assert list(fact["peers"]) == [other]
+    assert {said.status for said in together(facts, want).values()} == {"pass"}
+    said = alone(
+        {node: {**fact, "nccl": "2.29.7", "gpus": 2} for node, fact in facts.items()}, want
+    )
+    assert said["tb1"].summary.startswith("all_reduce of 2 GPUs (NCCL 2.29.7): ")
+
+
 ENDS = pytest.mark.parametrize("end", ["SIGINT", "SIGKILL", "agents"])
 
 
@@ -285,6 +373,14 @@ def test_nothing_is_left_of_an_import(bed: Testbed, end: str) -> None:
     launch = {"python": "/opt/hung/python", "env": {"PYTHONPATH": "/opt/hung"}}
     inventory = bed.inventory(ssh={"user": "root"}, launch=launch)
     ended_while(bed, importing, end, inventory)
+
+
+@ENDS
+def test_nothing_is_left_of_a_start(bed: Testbed, end: str) -> None:
+    for node in bed.names:
+        bed.change_file(node, "/opt/slow/python", SLOW_WRAPPER, 0o755)
+    inventory = bed.inventory(ssh={"user": "root"}, launch={"python": "/opt/slow/python"})
+    ended_while(bed, starting, end, inventory)
 
 
 @ENDS

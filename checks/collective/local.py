@@ -1,0 +1,74 @@
+"""The GPUs of a node do an all_reduce among themselves, it is right, and as fast as on other nodes.
+
+Why: it goes through NVLink, PCIe, shared memory and the driver, and not through the network: a GPU
+    or a link that is broken or slow there slows the whole cluster, and is seen best without it.
+Facts: local, devices and gpus of those of collective.all_reduce.
+Source: as of collective.all_reduce, by NCCL over all GPUs of a node that the job would use, on all
+    nodes at the same time. What NVLink or PCIe should carry is derived as it is there. Less than
+    90 % of the median of other nodes with as many GPUs is a warning, as nccl-tests fails below that
+    part of what it is told to expect.
+Fix: see `nvidia-smi topo -m`, `nvidia-smi nvlink --status` and `dmesg` there; by NCCL_DEBUG=INFO
+    NCCL says what it goes through.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from preflight.api import FAIL, Check, Verdict, Want, fail, ok, skip, unknown
+from preflight.node.busbw import expected, fastest, points, remarks
+from preflight.node.expectation import verdict
+from preflight.node.ranks import Facts, idle, in_words, is_good, own
+from preflight.node.trials import all_together, surroundings
+
+
+def compare(facts: Facts, want: Want) -> dict[str, Verdict]:
+    runs = {node: fact["local"] for node, fact in facts.items()}
+    busbw = {n: fastest(points([run])).busbw for n, run in runs.items() if run and is_good(run)}
+    return {node: judged(node, facts, busbw) for node in facts}
+
+
+def judged(node: str, facts: Facts, busbw: Mapping[str, float]) -> Verdict:
+    """Return the verdict of a node, by the GB/s of those on which it is right."""
+    fact, run = facts[node], facts[node]["local"]
+    if run is None:
+        return without(node, facts)
+    count = len(fact["devices"])
+    if node not in busbw:
+        what = "does not end" if run["at"] else "is wrong"
+        where = f" (GPU {run['rank']})" if own(run) else ""
+        return fail(f"an all_reduce of its {count} GPUs {what}: {in_words(run)}{where}")
+    what = f"all_reduce of {count} GPUs (NCCL {fact['nccl']})"
+    siblings = [
+        rate
+        for other, rate in busbw.items()
+        if other != node and len(facts[other]["devices"]) == count
+    ]
+    details = remarks({node: fact}, [run])
+    well = ok(f"{what}: busbw {busbw[node]:.3g} GB/s, all sums right", details=details)
+    right = expected({node: fact}, [run])
+    return verdict(what, busbw[node], right, siblings) or well
+
+
+def without(node: str, facts: Facts) -> Verdict:
+    """Return the verdict of a node whose GPUs did none."""
+    fact = facts[node]
+    if not fact["gpus"] and not fact["problem"]:
+        return skip("no GPU")
+    silent = idle(node, facts)
+    if silent:
+        # That its rank cannot start is told once, by collective.all_reduce.
+        return unknown(silent.summary) if silent.status == FAIL else silent
+    if "cpu" in fact["devices"]:
+        return skip("torch sees no GPU: see software.pytorch")
+    return skip("one GPU alone meets no other")
+
+
+CHECK = Check(
+    exercise=all_together,
+    args=surroundings,
+    facts_of="collective.all_reduce",
+    compare=compare,
+    level="standard",
+    explains=("collective.all_reduce", "collective.pairs"),
+)
