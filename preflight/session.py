@@ -262,7 +262,7 @@ class Session:
         for _ in range(PINGS):
             call = self.ask(AGENT, "ping")
             value = self.answer(call).value
-            if isinstance(value, float):
+            if isinstance(value, float) and math.isfinite(value):
                 half = (call.heard_at - call.sent_at) / 2
                 trips.append((half, value - (call.sent_at + half)))
                 if half <= ENOUGH_S:

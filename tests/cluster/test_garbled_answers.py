@@ -59,6 +59,12 @@ LIES = {
     "nought": "every((int, float), lambda one: 0, value)",
 }
 
+BROKEN = ("null", "text", "nested", "less", "numbers_as_text", "not_numbers", "huge")
+"""Those of which nothing that others would go by is left as it should be."""
+MESHES = [
+    f"network.{name}" for name in ("ephemeral", "path_mtu", "latency", "bandwidth", "foreign")
+]
+
 
 def garble(bed: Testbed, node: str, lie: str) -> list[dict[str, Any]]:
     """Return the nodes of an inventory in which one has an agent that garbles."""
@@ -75,3 +81,8 @@ def test_an_agent_that_garbles(bed: Testbed, kind: str) -> None:
     _, report = bed.report("run", str(bed.inventory(nodes=nodes)), *args)
     rows = [(r["check"], r["node"], r["status"], r["summary"]) for r in report["results"]]
     assert [row for row in rows if row[1] in rest and row[2] not in ("pass", "skip")] == []
+    met = {(check, name): said for check, name, _, said in rows if check in MESHES}
+    for check in MESHES if kind in BROKEN else ():
+        assert met[check, node].startswith("its answer cannot be understood: ")
+    first, last = rest[0], rest[-1]
+    assert met["network.ephemeral", last].startswith(f"meets {bed.names[0]}, {first}")
