@@ -113,7 +113,7 @@ def derived(known: Sequence[Stage]) -> Expectation:
     )
 
 
-def by_gloo(link_gbps: Sequence[float]) -> Expectation | str:
+def of_gloo(link_gbps: Sequence[float]) -> Expectation | str:
     """Return what an all_reduce by Gloo should reach, or why that is not known.
 
     Args:
