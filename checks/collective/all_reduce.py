@@ -54,6 +54,7 @@ from preflight.node.ranks import (
     Facts,
     Peer,
     Run,
+    by_gloo,
     idle,
     in_words,
     is_good,
@@ -171,15 +172,21 @@ def speed(facts: Facts, want: Want) -> dict[str, Verdict]:
             beside = "" if not rows else f"; data with {some(sorted(rows))} is slow, told there"
             verdicts[node] = ok(
                 f"{words}: busbw {best.busbw:.3g} GB/s, all sums right{beside}{others}",
-                details=remarks(facts, runs(facts)),
+                details=(*remarks(facts, runs(facts)), *left_out(node, facts)),
             )
     return verdicts
+
+
+def left_out(node: str, facts: Facts) -> list[str]:
+    """Return in words from how many nodes data was timed, nothing if from all or none."""
+    met, others = len(facts[node]["peers"]), len(facts) - 1
+    return [f"data was timed from {met} of {others} others"] if 0 < met < others else []
 
 
 def carrier(facts: Facts) -> str:
     """Return in words what carries the data."""
     torch = f"torch {versions(facts, 'torch')}"
-    if any(fact["devices"] == ["cpu"] for fact in facts.values()):
+    if by_gloo(facts):
         return f"{torch}, Gloo"
     gpus = sum(len(fact["devices"]) for fact in facts.values())
     return f"{torch}, NCCL {versions(facts, 'nccl')}, {gpus} GPUs"
