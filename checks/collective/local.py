@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from preflight.api import FAIL, Check, Verdict, Want, fail, ok, skip, unknown
+from preflight.api import FAIL, Check, Point, Verdict, Want, fail, ok, skip, unknown
 from preflight.node.busbw import expected, fastest, points, remarks
 from preflight.node.expectation import verdict
 from preflight.node.ranks import Facts, idle, in_words, is_good, own
@@ -64,6 +64,11 @@ def without(node: str, facts: Facts) -> Verdict:
     return skip("one GPU alone meets no other")
 
 
+def curves(facts: Facts) -> dict[str, list[Point]]:
+    runs = {node: fact["local"] for node, fact in facts.items()}
+    return {node: points([run]) for node, run in runs.items() if run and is_good(run)}
+
+
 CHECK = Check(
     exercise=all_together,
     args=surroundings,
@@ -71,4 +76,5 @@ CHECK = Check(
     compare=compare,
     level="standard",
     explains=("collective.all_reduce", "collective.pairs"),
+    curves=curves,
 )

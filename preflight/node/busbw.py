@@ -11,13 +11,13 @@ from typing import Mapping, Sequence
 from preflight.api import Point, Verdict, Want, fail
 from preflight.node.expectation import (
     Expectation,
-    by_gloo,
     expectation,
     is_bound,
     notes,
+    of_gloo,
     verdict,
 )
-from preflight.node.ranks import BUSY, Ranked, Run
+from preflight.node.ranks import BUSY, Ranked, Run, by_gloo
 
 LEAST = "expect.all_reduce.min_busbw_gbs"
 LATENCY = "how long a message takes counts in the largest one too"
@@ -52,8 +52,8 @@ def busy(runs: Sequence[Run], size: int) -> float:
 
 def expected(facts: Mapping[str, Ranked], runs: Sequence[Run]) -> Expectation | str:
     """Return what an all_reduce of nodes should reach, or why that is not known."""
-    if any("cpu" in fact["devices"] for fact in facts.values()):
-        right = by_gloo([fact["link_gbps"] for fact in facts.values()])
+    if by_gloo(facts):
+        right = of_gloo([fact["link_gbps"] for fact in facts.values()])
     else:
         wires = {node: fact["wires"] for node, fact in facts.items()}
         right = expectation(wires, max(len(fact["devices"]) for fact in facts.values()))

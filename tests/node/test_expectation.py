@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from preflight.node.expectation import (
     Expectation,
-    by_gloo,
     expectation,
     in_use,
     is_bound,
     notes,
+    of_gloo,
     verdict,
 )
 from preflight.node.wires import RDMA, TCP, Card, Port, Wires
@@ -183,10 +183,10 @@ def test_too_slow() -> None:
 
 
 def test_gloo() -> None:
-    assert figures(by_gloo([10, 25])) == (1.2, 0.9, 0.6, "1 x 10G TCP", False)
-    assert figures(by_gloo([100, 100]))[3] == "1 x 100G TCP by one stream"
-    assert by_gloo([10, 0]) == by_gloo([]) == "the speed of the links is not told"
-    slow = verdict("it", 0.3, by_gloo([10, 10]))
+    assert figures(of_gloo([10, 25])) == (1.2, 0.9, 0.6, "1 x 10G TCP", False)
+    assert figures(of_gloo([100, 100]))[3] == "1 x 100G TCP by one stream"
+    assert of_gloo([10, 0]) == of_gloo([]) == "the speed of the links is not told"
+    slow = verdict("it", 0.3, of_gloo([10, 10]))
     assert slow is not None
     assert slow.status == "warn"
 
