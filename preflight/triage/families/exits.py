@@ -6,8 +6,8 @@ import signal
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from preflight.triage.family import Finding
 from preflight.triage.families.consequences import ENDS_ITSELF
+from preflight.triage.family import Finding
 from preflight.triage.rule import FOLLOWED, Kind, Rule
 from preflight.triage.story import Seen, Story
 
@@ -161,7 +161,8 @@ def explained(story: Story, code: int) -> bool:
         return bool(causes & {"job.time_limit", "job.preempted"})
     if code == -signal.SIGABRT or code > 0:
         told = any(True for _ in story.events(Kind.SYMPTOM, Kind.CAUSE))
-        return told or bool(story.of_rule(ENDS_ITSELF) or story.of_rule(FOLLOWED))
+        after = ENDS_ITSELF if code < 0 else FOLLOWED
+        return told or bool(story.of_rule(after))
     return False
 
 
