@@ -61,6 +61,10 @@ class Reader:
                 while len(self.stories) <= launch:
                     self.stories.append(Story())
                 self.stories[launch].add(seen)
+        if self.stories:
+            self.stories[min(launch, len(self.stories) - 1)].ends[log.name] = self._sieve.lines
+        for story in self.stories:
+            story.lines[log.name] = self._sieve.lines
 
     def matched(self, log: Log, hit: Hit, before: Prefix) -> Iterator[Seen]:
         """Yield what a line tells, once for each rule that it is of."""

@@ -35,9 +35,14 @@ class Hit(NamedTuple):
 
 
 class Sieve:
-    """The rules as one automaton."""
+    """The rules as one automaton.
+
+    Attributes:
+        lines: how many the log has that was read last.
+    """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
+        self.lines = 0
         options = re2.Options()
         options.max_mem = MEMORY
         options.never_capture = True
@@ -49,6 +54,8 @@ class Sieve:
         for one in bare:
             self._which.Add(one)
         self._which.Compile()
+        self.lines = 0
+        """How many the log that was read last has."""
 
     def hits(self, log: Log) -> Iterator[Hit]:
         """Yield the lines of a log that tell something, in order."""
@@ -77,6 +84,8 @@ class Sieve:
                     yield Hit(number, text, tuple(sorted(which)))
                 start = end + 1
             number += block.count(b"\n", counted)
+        self.lines = number
+        self.lines = number - 1
 
 
 def line_start(block: bytes, position: int) -> int:

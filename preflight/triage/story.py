@@ -11,8 +11,15 @@ from preflight.triage.rule import Kind, Rule
 
 KEPT = 4
 """Lines of one rule and one rank that are kept as evidence; the others are counted."""
+LAST = 2
+"""Lines below the last one: an empty one, and what a shell adds."""
 MOST_KEYS = 200_000
 """Of rule and rank: beyond that (a log of noise) nothing new is kept."""
+
+NEAR = 10
+"""Lines of a log's end: whoever ends a job that is stuck adds a few."""
+FURTHER = {"bootstrap", "transport setup", "collective"}
+"""Stages that a job reaches when all its ranks have met."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,10 @@ class Story:
         self._last: dict[Who, Seen] = {}
         self._rank_of: dict[tuple[str, int], int] = {}
         self._world = 0
+        self.lines: dict[str, int] = {}
+        """How many each log has."""
+        self.ends: dict[str, int] = {}
+        """By file, the number of its last line."""
         self.extra: dict[str, object] = {}
         """What is not lines: flight recorder dumps, RAS; by the reader's name."""
 
@@ -117,6 +128,13 @@ class Story:
         """Return how many such lines there are of its rule and rank."""
         return self._counts[id(seen.rule), seen.who]
 
+    def stuck(self, seen: Seen) -> bool:
+        """Whether its log ends with a line, or nearly so, and the job came no further after it."""
+        return self.lines.get(seen.file, 0) - seen.line < NEAR and not any(
+            one.file == seen.file and one.order > seen.order and one.rule.stage in FURTHER
+            for one in self.events(Kind.FACT)
+        )
+
     def stated(self, fact: str) -> dict[Who, Seen]:
         """Return the line in which each has stated a fact; `line.told[fact]` is its value."""
         return {
@@ -157,6 +175,10 @@ class Story:
         return next(
             (node for (node, _), rank in self._rank_of.items() if rank == who.rank and node), ""
         )
+
+    def is_last(self, seen: Seen) -> bool:
+        """Whether nothing follows a line in its file."""
+        return self.ends.get(seen.file, 0) - seen.line <= LAST
 
     def __bool__(self) -> bool:
         return bool(self._seen or self.extra)
