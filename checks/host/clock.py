@@ -6,7 +6,7 @@ Why: torchrun takes a node for dead whose heartbeats look 15 s old; Slurm job cr
 Facts: offset_s of the node's clock to the controller's, error_s around it. Measured inside one
     round trip of the open session, the shortest of three; half of it is subtracted.
 Source: the session's frames. Judged against the median of the nodes, so a controller whose clock is
-    wrong blames nobody.
+    wrong blames nobody, beyond the errors of both, so a busy one does not either.
 Fix: `chronyc makestep`, or `timedatectl set-ntp true`; see why the time service does not run.
 """
 
@@ -42,6 +42,7 @@ def compare(facts: Mapping[str, Clock], want: Want) -> dict[str, Verdict]:
         return {node: ok("no other clock to compare with") for node in facts}
     offsets = [fact["offset_s"] for fact in facts.values()]
     middle = statistics.median_low(offsets)
+    its_error = next(f["error_s"] for f in facts.values() if f["offset_s"] == middle)
     agreeing = sum(abs(offset - middle) <= WARN_S for offset in offsets)
     if 2 * agreeing <= len(offsets):  # no majority: which clock is right cannot be told
         spread, error = max(offsets) - min(offsets), max(f["error_s"] for f in facts.values())
@@ -50,7 +51,7 @@ def compare(facts: Mapping[str, Clock], want: Want) -> dict[str, Verdict]:
     return {
         node: verdict(
             fact["offset_s"] - middle,
-            fact["error_s"],
+            fact["error_s"] + its_error,
             "the clock is {:+.1f} s off the others'".format(fact["offset_s"] - middle),
         )
         for node, fact in facts.items()
