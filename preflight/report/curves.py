@@ -16,7 +16,12 @@ UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def curve(
-    page: Page, report: Report, check: str, nodes: Sequence[str], verbose: bool = True
+    page: Page,
+    report: Report,
+    check: str,
+    nodes: Sequence[str],
+    verbose: bool,
+    indent: int = INDENT,
 ) -> None:
     """Write the slowest of a check's curves of some nodes, or that of all of them together."""
     known = report.curves.get(check, {})
@@ -25,19 +30,25 @@ def curve(
         return
     node = min(found, key=lambda one: fastest(found[one]))
     points = found[node] if verbose else some(found[node])
-    numbers = [(sized(one.bytes), f"{one.ms:.3g}", f"{one.busbw:.3g}") for one in points]
+    numbers = [(sized(one.bytes), figure(one.ms), figure(one.busbw)) for one in points]
     widths = [max(map(len, column)) for column in zip(HEAD, *numbers, strict=True)]
-    room = min(WIDEST_BAR, page.width - INDENT - sum(widths) - 2 * len(widths))
+    room = min(WIDEST_BAR, page.width - indent - sum(widths) - 2 * len(widths))
+    margin = " " * indent
     whose = "" if node == TOGETHER else f"  on {node}"
-    page.line((row(HEAD, widths) + whose, "dim"))
+    page.line((margin + row(HEAD, widths) + whose, "dim"))
     for point, cells in zip(points, numbers, strict=True):
         bar = "#" * round(room * point.busbw / (fastest(points) or 1))
-        page.line((row(cells, widths), ""), (f"  {bar}" if bar else "", "cyan"))
+        page.line((margin + row(cells, widths), ""), (f"  {bar}" if bar else "", "cyan"))
 
 
 def row(cells: Sequence[str], widths: Sequence[int]) -> str:
     """Return numbers in columns, aligned to the right."""
-    return " " * INDENT + "  ".join(c.rjust(w) for c, w in zip(cells, widths, strict=True))
+    return "  ".join(c.rjust(w) for c, w in zip(cells, widths, strict=True))
+
+
+def figure(number: float) -> str:
+    """Return a number in as many digits as are of use."""
+    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def fastest(points: Sequence[Point]) -> float:

@@ -25,7 +25,7 @@ def details(page: Page, report: Report) -> None:
         page.wrap(claims.get(check, ""), check + " ", indent=0, style="dim", label_style="bold")
         for same in by(rows, alike).values():
             result(page, same, len(report.nodes))
-        curve(page, report, check, [row.node for row in rows])
+        curve(page, report, check, [row.node for row in rows], True, INSIDE)
 
 
 def alike(row: Result) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def test_thirty_sizes_are_a_few_lines_but_for_those_who_ask(width: int) -> None:
 
 def test_nothing_came_through() -> None:
     none = with_curves(**{"*": [Point(bytes=1024, ms=1e9, algbw=0, busbw=0)]})
-    assert shown(none)[1] == "   1 KiB  1e+09           0"
+    assert shown(none)[1] == "   1 KiB  1000000000           0"
 
 
 def test_sizes_for_people() -> None:
