@@ -6,27 +6,32 @@ Facts: address, interface and subnet (of the node on the data plane), link_gbps 
     there; 0 if it is not told, or not to be relied on, as in virtual machines), gpus and occupants
     (of GPUs: then the node takes no part), wanting and cpus (tasks that want a CPU before it
     begins, and how many there are), asked, torch and nccl (the training interpreter, its PyTorch
-    and that one's NCCL; or why there is none), import_s, devices (of each rank); run (what the
-    node's ranks say of the all_reduce of all: sizes, each with time, wrong values and how much CPU
-    it wanted; or at which stage it came to no end, its error, who was not there), peers (by other
-    node: how fast 0.1 s of data came from it), local (as run, of the node's GPUs alone), pairs and
-    untried (see collective.pairs), wires (of GPUs: ports with their rates, NVLinks, PCIe).
-Source: torch.distributed in the training interpreter (see software.python), with launch.env. With
-    NCCL and a rank on each GPU, as many as launch.gpus_per_node or as CUDA_VISIBLE_DEVICES leaves,
-    where torch sees GPUs on every node and NVML tells who else uses them; else with Gloo, over
-    TCP, one rank a node: GLOO_SOCKET_IFNAME is that of the data plane where it is not set. Ranks
-    meet at a free port of the master. Float32, 4 KiB to 64 MiB, 1 GiB on GPUs, sums of
-    rank-dependent whole numbers. busbw = bytes / time * 2 (n-1) / n, as nccl-tests has it
-    (doc/PERFORMANCE.md). The best of all sizes is held to `expect: {all_reduce: {min_busbw_gbs}}`,
-    else to the line rate of what is slowest on the way, reckoned for a ring: all ports of a node,
-    its PCIe, or NVLink. Of TCP 50 to 70 % are usual, of RDMA 62 to 90, of NVLink 75 to 95 (what
-    others ask for, and have measured: preflight/node/expectation.py). Less is a failure by NCCL, a
-    warning by Gloo, over fast TCP and without NVLink; nothing where a rate is not told, a CPU is
-    what limits, or latency. Tree and NVLS may be above line rate. A path is slow below half of what
-    is usual, as dlrover takes a node for a straggler above twice the median; what looks slow is
-    tried up to five times, and the best counts. By Gloo, nothing is called slow where more tasks
-    want a CPU than there are before it begins: others load the node, which is said. GPUs and NVLink
-    are not seen by Gloo.
+    and that one's NCCL; or why there is none), import_s, engine (what did it, of which version, how
+    it is repeated by hand, why not nccl-tests), devices (of each rank); run (what the node's ranks
+    say of the all_reduce of all: sizes, each with time, wrong values and how much CPU it wanted; or
+    at which stage it came to no end, its error, who was not there), peers (by other node: how fast
+    0.1 s of data came from it), local (as run, of the node's GPUs alone), pairs and untried (see
+    collective.pairs), wires (of GPUs: ports with their rates, NVLinks, PCIe).
+Source: nccl-tests, where every node that takes part has GPUs and its all_reduce_perf starts there:
+    launch.all_reduce.program, else by PATH of launch.env, else in /opt/nccl-tests/build. On several
+    nodes it is a build with MPI, by srun where preflight was started in a job of Slurm, else by
+    Open MPI's mpirun on the master, whose ssh must ask nothing. Two at a time, and where it cannot
+    be had (`launch: {all_reduce: {engine: torch}}` asks for that), it is torch.distributed in the
+    training interpreter (see software.python), with launch.env. With NCCL and a rank on each GPU,
+    as many as launch.gpus_per_node or as CUDA_VISIBLE_DEVICES leaves, where torch sees GPUs on
+    every node and NVML tells who else uses them; else with Gloo, over TCP, one rank a node:
+    GLOO_SOCKET_IFNAME is that of the data plane where it is not set. Ranks meet at a free port of
+    the master. Float32, 4 KiB to 64 MiB, 1 GiB on GPUs, sums of rank-dependent whole numbers. busbw
+    = bytes / time * 2 (n-1) / n, as nccl-tests has it (doc/PERFORMANCE.md). The best of all sizes
+    is held to `expect: {all_reduce: {min_busbw_gbs}}`, else to the line rate of what is slowest on
+    the way, reckoned for a ring: all ports of a node, its PCIe, or NVLink. Of TCP 50 to 70 % are
+    usual, of RDMA 62 to 90, of NVLink 75 to 95 (what others ask for, and have measured:
+    preflight/node/expectation.py). Less is a failure by NCCL, a warning by Gloo, over fast TCP and
+    without NVLink; nothing where a rate is not told, a CPU is what limits, or latency. Tree and
+    NVLS may be above line rate. A path is slow below half of what is usual, as dlrover takes a node
+    for a straggler above twice the median; what looks slow is tried up to five times, and the best
+    counts. By Gloo, nothing is called slow where more tasks want a CPU than there are before it
+    begins: others load the node, which is said. GPUs and NVLink are not seen by Gloo.
 Fix: see what the other checks of network say of that node; `preflight run --level deep` measures
     TCP alone.
 """
@@ -51,10 +56,12 @@ from preflight.api import (
 from preflight.node.busbw import fastest, points, remarks, too_slow
 from preflight.node.pairs import Culprit, Pair, about, between, blame, present, stricken
 from preflight.node.ranks import (
+    NAME,
     Facts,
     Peer,
     Run,
     by_gloo,
+    by_tests,
     idle,
     in_words,
     is_good,
@@ -121,7 +128,11 @@ def unexplained(facts: Facts, tried: Mapping[Pair, bool]) -> Verdict:
     words = next(in_words(run) for run in ran if not is_good(run))
     beside = ", though any two of them can" if tried else ""
     what = "is wrong" if all(not run["at"] for run in ran) else "does not end"
-    return fail(f"an all_reduce of {len(facts)} nodes {what}{beside}: {words}", scope="cluster")
+    return fail(
+        f"an all_reduce of {len(facts)} nodes {what}{beside}: {words}",
+        scope="cluster",
+        details=by_whom(facts),
+    )
 
 
 def failure(node: str, culprit: Culprit, facts: Facts) -> Verdict:
@@ -172,7 +183,11 @@ def speed(facts: Facts, want: Want) -> dict[str, Verdict]:
             beside = "" if not rows else f"; data with {some(sorted(rows))} is slow, told there"
             verdicts[node] = ok(
                 f"{words}: busbw {best.busbw:.3g} GB/s, all sums right{beside}{others}",
-                details=(*remarks(facts, runs(facts)), *left_out(node, facts)),
+                details=(
+                    *remarks(facts, runs(facts)),
+                    *left_out(node, facts),
+                    *by_whom(facts),
+                ),
             )
     return verdicts
 
@@ -185,11 +200,21 @@ def left_out(node: str, facts: Facts) -> list[str]:
 
 def carrier(facts: Facts) -> str:
     """Return in words what carries the data."""
+    gpus = sum(len(fact["devices"]) for fact in facts.values())
+    tests = by_tests(next(iter(facts.values()))["engine"])
+    if tests:
+        return f"{tests}, {gpus} GPUs"
     torch = f"torch {versions(facts, 'torch')}"
     if by_gloo(facts):
         return f"{torch}, Gloo"
-    gpus = sum(len(fact["devices"]) for fact in facts.values())
     return f"{torch}, NCCL {versions(facts, 'nccl')}, {gpus} GPUs"
+
+
+def by_whom(facts: Facts) -> tuple[str, ...]:
+    """Return how it is repeated by hand, or why nccl-tests did not do it where there are GPUs."""
+    told = [fact["engine"] for fact in facts.values() if fact["gpus"]]
+    by_hand = [f"by hand: {one['command']}" for one in told if one["command"]]
+    return (*by_hand[:1], *[f"not by {NAME}: {one['why']}" for one in told if one["why"]][:1])
 
 
 def versions(facts: Facts, key: str) -> str:

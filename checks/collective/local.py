@@ -18,7 +18,7 @@ from typing import Mapping
 from preflight.api import FAIL, Check, Point, Verdict, Want, fail, ok, skip, unknown
 from preflight.node.busbw import expected, fastest, points, remarks
 from preflight.node.expectation import verdict
-from preflight.node.ranks import Facts, idle, in_words, is_good, own
+from preflight.node.ranks import Facts, by_tests, idle, in_words, is_good, own
 from preflight.node.trials import all_together, surroundings
 
 
@@ -36,9 +36,10 @@ def judged(node: str, facts: Facts, busbw: Mapping[str, float]) -> Verdict:
     count = len(fact["devices"])
     if node not in busbw:
         what = "does not end" if run["at"] else "is wrong"
-        where = f" (GPU {run['rank']})" if own(run) else ""
+        where = f" (GPU {run['rank']})" if own(run) and not by_tests(fact["engine"]) else ""
         return fail(f"an all_reduce of its {count} GPUs {what}: {in_words(run)}{where}")
-    what = f"all_reduce of {count} GPUs (NCCL {fact['nccl']})"
+    carrier = f"NCCL {fact['nccl']}"
+    what = f"all_reduce of {count} GPUs ({by_tests(fact['engine']) or carrier})"
     siblings = [
         rate
         for other, rate in busbw.items()

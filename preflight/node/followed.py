@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 from typing import Any, Iterator
 
-from preflight.node.toolbox import end
-
 MEMORY = "/dev/shm"
 """On no disk."""
 GRACE_S = 3.0
@@ -25,10 +23,15 @@ IDLE_S = 0.1
 KEPT = 4 << 20
 """Bytes of its output that are kept."""
 TELLING = re.compile(
-    r"denied|verification failed|not found|refused|timed out|no route|resolve|error|cannot|unable",
+    r"denied|verification failed|not found|refused|timed out|no route|resolve|error|cannot|unable|"
+    r"invalid",
     re.IGNORECASE,
 )
-"""In the line that says why; others are banners, and boxes of advice."""
+"""In the line that says why; others are banners."""
+RULE = re.compile(r"^-{20,}$", re.MULTILINE)
+"""Open MPI puts one before and one after what it advises: what others say goes first."""
+OWN = re.compile(r"\[\S+:\d+\] ")
+"""Begins what its processes say of themselves."""
 LONGEST = 200
 """Characters of it."""
 
@@ -94,25 +97,30 @@ class Followed:
 
     def stop(self) -> None:
         """End it, if it has not ended."""
-        until = time.monotonic() + GRACE_S
-        if self._process.poll() is None:
-            self._process.terminate()
-        while self._process.poll() is None and time.monotonic() < until:
-            self._hear(IDLE_S)
-        if self._process.poll() is None:
-            self._process.kill()
-        end(self._process, GRACE_S)
+        for end in (self._process.terminate, self._process.kill):
+            until = time.monotonic() + GRACE_S
+            if self._process.poll() is None:
+                end()
+            while self._process.poll() is None and time.monotonic() < until:
+                self._hear(IDLE_S)
+        self._process.stdout.close()
+        self._process.stderr.close()
 
     def text(self) -> str:
         """Return what it has written to standard output."""
-        return self._kept[self._out].decode("utf-8", "replace")
+        return str(self._kept[self._out], "utf-8", "replace")
+
+    def errors(self) -> str:
+        """Return what it has written to standard error."""
+        return str(self._kept[self._err], "utf-8", "replace")
 
     def why(self) -> str:
         """Return the line of its standard error that says why it did not end well."""
-        errors = self._kept[self._err].decode("utf-8", "replace")
-        lines = [line.strip() for line in errors.splitlines() if line.strip(" -\t")]
+        parts = [part.splitlines() for part in RULE.split(self.errors())]
+        lines = [line.strip() for part in (*parts[::2], *parts[1::2]) for line in part]
+        lines = [line for line in lines if line and not OWN.match(line)]
         telling = [line for line in lines if TELLING.search(line)]
-        return (telling or lines or [f"it ended with code {self.code}"])[0][:LONGEST]
+        return (*telling, *lines, f"it ended with code {self.code}")[0][:LONGEST]
 
 
 class Report:

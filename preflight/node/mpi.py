@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import signal
+import tempfile
 import time
 from pathlib import Path
 from shlex import join
@@ -18,7 +19,7 @@ from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
 from preflight.api import Absent, Node, Unobservable
 from preflight.node.container import entered
-from preflight.node.followed import GRACE_S, Followed, Report
+from preflight.node.followed import GRACE_S, MEMORY, Followed, Report
 from preflight.node.nccl_tests import Told, parsed, refined
 from preflight.node.software import PASSED
 from preflight.node.toolbox import started
@@ -32,6 +33,8 @@ ROUNDS = 2 * (REPEATS + 2)
 """How often each size is done: in place and not, with one before and one to see the sums."""
 WRITES = re.compile(r"^# Writing JSON output to ", re.MULTILINE)
 """Since 2.17.3."""
+DEBUG = {"NCCL_DEBUG": "WARN"}
+"""Where nobody says otherwise: NCCL then says why it fails."""
 MARK = "OMPI_MCA_preflight_run"
 """A parameter that Open MPI does not know, so that it hands it on to all that it starts."""
 TRIAL_S = 10.0
@@ -44,6 +47,15 @@ GO_ON_S = 15.0
 """After the first row was begun; none is awaited that would end later."""
 CONTAINED_S = "90"
 """A program in a container ends by itself, for no signal of ours comes there."""
+
+
+ENDS = re.compile(
+    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+|"
+    r"^srun: error: \S+: tasks? \d\S*: .*",
+    re.MULTILINE,
+)
+LINGER_S = 1.0
+"""For the daemons of Open MPI to see that their mpirun has ended, and to end too."""
 
 
 class Plan(TypedDict):
@@ -78,6 +90,8 @@ class Outcome(TypedDict):
     """Whether larger sizes were left out, for they would have taken too long."""
     problem: str
     """Why it did not end well, as its launcher or the system says."""
+    ends: list[str]
+    """What the launcher says of ranks that have ended badly."""
 
 
 def tried(node: Node, plan: Plan) -> str:
@@ -105,6 +119,9 @@ def measured(node: Node, plan: Plan) -> Outcome:
     each = plan["nodes"][0][2] if plan["how"] == "alone" else 1
     words = [*argv, plan["program"], *SIZES, *COUNTS, "-g", str(each)]
     with contextlib.ExitStack() as stack:
+        if plan["how"] == "alone" and not plan["container"]:  # a build with MPI leaves a folder
+            folder = tempfile.TemporaryDirectory(prefix="preflight-", dir=MEMORY)
+            env["OMPI_MCA_orte_tmpdir_base"] = stack.enter_context(folder)
         report = stack.enter_context(Report(WRITES)) if has_report(plan) else None
         more = ["-I", "1", "-J", report.path] if report else []
         process = started_by(node, [*words, *more], env)
@@ -120,6 +137,7 @@ def measured(node: Node, plan: Plan) -> Outcome:
         killed=run.killed,
         cut=cut,
         problem=run.why() if run.code and not cut else "",
+        ends=[] if cut or run.killed else ENDS.findall(run.errors()),
     )
 
 
@@ -163,7 +181,7 @@ def start_of(node: Node, plan: Plan, ranks: int) -> tuple[list[str], dict[str, s
         plan: what is to be run.
         ranks: on each node; 0: as many as it has GPUs.
     """
-    env = {"NCCL_DEBUG": "WARN", **plan["env"]}
+    env = {**DEBUG, **plan["env"]}
     if plan["how"] == "alone" and plan["container"]:
         given = {name: env[name] for name in env if PASSED.fullmatch(name) or name[:5] == "NCCL_"}
         return [*entered(plan["container"], given), "timeout", CONTAINED_S], {}
@@ -171,7 +189,7 @@ def start_of(node: Node, plan: Plan, ranks: int) -> tuple[list[str], dict[str, s
         return ["env"], env
     if plan["how"] == "srun":
         return by_srun(plan, ranks), {**env, **plan["slurm"], MARK: plan["mark"]}
-    return by_mpirun(node, plan, ranks, sorted(env)), {
+    return by_mpirun(node, plan, ranks), {
         **env,
         MARK: plan["mark"],
         "OMPI_MCA_plm_rsh_agent": shell(node, plan),
@@ -179,7 +197,7 @@ def start_of(node: Node, plan: Plan, ranks: int) -> tuple[list[str], dict[str, s
     }
 
 
-def by_mpirun(node: Node, plan: Plan, ranks: int, names: Sequence[str]) -> list[str]:
+def by_mpirun(node: Node, plan: Plan, ranks: int) -> list[str]:
     """Return the words of Open MPI's mpirun.
 
     MPI itself carries next to nothing, over TCP, and binds no rank to a core: NCCL would be slow.
@@ -195,7 +213,8 @@ def by_mpirun(node: Node, plan: Plan, ranks: int, names: Sequence[str]) -> list[
         names_of = ",".join(plan["interfaces"])
         words += ["--mca", "btl_tcp_if_include", names_of, "--mca", "oob_tcp_if_include", names_of]
     words += ["--allow-run-as-root"] if not os.geteuid() else []
-    return [*words, *(word for name in names for word in ("-x", name))]
+    given = [f"{name}={text}" for name, text in DEBUG.items() if name not in plan["env"]]
+    return [*words, *(word for one in (*sorted(plan["env"]), *given) for word in ("-x", one))]
 
 
 def reached(node: Node, name: str, address: str) -> str:
@@ -255,22 +274,24 @@ def started_by(node: Node, words: Sequence[str], env: Mapping[str, str]) -> Any:
 
 
 def swept(node: Node, mark: str) -> int:  # noqa: ARG001 - the first argument of all node functions
-    """End what is left of a run on this node, and return how many processes that were."""
-    found = list(marked(mark))
-    until = time.monotonic() + GRACE_S
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in found:
+    """End what is left of a run on this node; return how many processes had to be."""
+    count = 0
+    for number, wait_s in ((0, LINGER_S), (signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        left = list(marked(mark))
+        count = count or len(left) * bool(number)
+        for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
-        while list(marked(mark)) and time.monotonic() < until:
+        until = time.monotonic() + wait_s
+        while any(marked(mark)) and time.monotonic() < until:
             time.sleep(0.02)
-    return len(found)
+    return count
 
 
 def marked(mark: str) -> Iterator[int]:
     """Return the pids of processes that have a mark in their environment or command line."""
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
+        if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it is gone, or somebody else's
                 text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
                 if mark.encode() in text:

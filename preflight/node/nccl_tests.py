@@ -37,7 +37,6 @@ OUTSIDE = re.compile(r"# Out of bounds values\s*: (\d{1,18}) ")
 AVERAGE = re.compile(r"# Avg bus bandwidth\s*: \S")
 """The last thing that it always says. It is of small sizes too: not to be judged by."""
 FAILURE = re.compile(r"(?<!\S)(\S{1,255}): (?:Test (?:CUDA|NCCL)|Cuda|NCCL) failure \S+ '([^\n]*)'")
-NO_GPU = re.compile(r"Invalid number of GPUs: (\d+) requested but only (\d+) were found")
 MOST_OFF = 1e-5
 """Error of a sum of float32, for each rank but one: DeltaMaxValue of 2.9.0, which did not count."""
 NO_NUMBER = "a time or bandwidth that is no number"
@@ -149,9 +148,6 @@ def add_words(told: Told, line: str) -> None:
     elif match := FAILURE.search(line):
         words = ": ".join(filter(None, (part.strip() for part in match[2].split(" / "))))
         told["failures"].append(Failure(host=match[1], words=words))
-    elif match := NO_GPU.search(line):
-        words = f"it needs {match[1]} GPUs, and CUDA has {match[2]} there"
-        told["failures"].append(Failure(host="", words=words))
 
 
 def add_outside(told: Told, count: int) -> None:
@@ -173,8 +169,8 @@ def add_row(told: Told, cells: Sequence[str], columns: Sequence[str], count: int
         return
     values = [[number(cell) for cell in cells[start : start + 3]] for start in starts]
     ends = [cells[start + 3] for start in starts]
-    if not all(math.isfinite(value) and value >= 0 for three in values for value in three):
-        told["failures"].append(Failure(host="", words=f"{NO_NUMBER}: {' '.join(cells)}"))
+    if not all(three[0] > 0 and all(map(math.isfinite, three)) for three in values):
+        told["failures"].append(Failure(host="", words=f"{NO_NUMBER}, of {cells[0]} bytes"))
     elif "N/A" in ends:
         told["failures"].append(Failure(host="", words=UNCHECKED))
     else:

@@ -39,6 +39,7 @@ BUSY = 0.7
 """Share of a CPU from which a rank may be what limits: our own choice, as of network.bandwidth."""
 SLOWER = 2
 """Times slower than usual: dlrover's limit of a straggler."""
+NAME = "nccl-tests"
 NO_RANK = "install in its training environment what the other nodes have, or see launch.python"
 
 
@@ -93,6 +94,20 @@ class Met(Peer):
     """What is wrong; empty: nothing."""
 
 
+class Engine(TypedDict):
+    """What did the all_reduce."""
+
+    name: str
+    """`torch` or `nccl-tests`; empty: nothing was done."""
+    version: str
+    nccl: str
+    """Of the NCCL that it has, empty where it has none."""
+    command: str
+    """How to repeat it by hand, with launch.env in the environment; empty: by no single line."""
+    why: str
+    """Why it is not nccl-tests."""
+
+
 class Ranked(Placed):
     """What the checks of collectives know of a node."""
 
@@ -111,6 +126,7 @@ class Ranked(Placed):
     """Why there is no torch, and of what kind that is: see `collective.Ready`."""
     lack: str
     import_s: float
+    engine: Engine
     devices: list[str]
     """For each rank: its GPUs, `cuda:0` and so on, else `cpu`; see `by_gloo`."""
     local: Run | None
@@ -213,6 +229,13 @@ def in_words(run: Run) -> str:
     if run["at"]:
         return f"{WORDS[run['at']]}: no end, cut off"
     return f"{wrong(run)} wrong values"
+
+
+def by_tests(engine: Engine) -> str:
+    """Return nccl-tests and its NCCL in words, nothing where something else did it."""
+    if engine["name"] != NAME:
+        return ""
+    return f"{NAME} {engine['version']}" + (f", NCCL {engine['nccl']}" if engine["nccl"] else "")
 
 
 # ---- what is said of a node ------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""All_reduce with torch over groups of nodes: each alone, all of them, and two at a time.
+"""All_reduce over groups of nodes: each alone, all of them, and two at a time.
 
-What nodes do for it is in `collective.py`, what is said of it in `ranks.py`; here is who does it
-with whom.
+With nccl-tests where that can be had (`nccl_trials.py`); two at a time always with torch. What
+nodes do for it is in `collective.py`, what is said of it in `ranks.py`; here is who does it with
+whom.
 Sent to nodes: stdlib only, Python 3.8.
 """
 
@@ -11,11 +12,24 @@ import time
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from preflight.api import Fleet, Reply, Want
+from preflight.node.busbw import too_slow
 from preflight.node.collective import IMPORT_S, SLACK_S, hold, look, order
 from preflight.node.launch import wanted
 from preflight.node.mesh import message
+from preflight.node.nccl_trials import TORCH, NcclTests
 from preflight.node.pairs import Pair, disjoint, some_rounds
-from preflight.node.ranks import Met, Peer, Ranked, digest, in_words, is_good, own, quick
+from preflight.node.ranks import (
+    NAME,
+    Engine,
+    Met,
+    Peer,
+    Ranked,
+    digest,
+    in_words,
+    is_good,
+    own,
+    quick,
+)
 from preflight.node.software import asked
 from preflight.node.wires import wires
 
@@ -71,6 +85,48 @@ def all_together(
     free = [node for node, fact in facts.items() if not fact["occupants"] and not fact["problem"]]
     if len(free) < 2 and not any(facts[node]["gpus"] for node in free):
         return facts
+    why = NcclTests(fleet, want, facts, free).go()
+    if why and want.get("launch.all_reduce.engine") == NAME:
+        for node in free:
+            facts[node]["problem"] = f"{NAME}: {why}"
+        return facts
+    some_ran = {node: facts[node] for node in free if facts[node]["run"]}
+    tell_wires(fleet, want, facts, free if not why else ())
+    if why or fleet.level == "deep" or is_bad(some_ran, want):
+        by_torch(fleet, want, facts, free, why, seating)
+    return facts
+
+
+def is_bad(facts: Mapping[str, Ranked], want: Want) -> bool:
+    """Whether what nccl-tests did with all nodes is wrong, did not end, or was slow."""
+    runs = [fact["run"] for fact in facts.values() if fact["run"]]
+    return not all(map(is_good, runs)) or bool(runs and too_slow("", facts, runs, want))
+
+
+def tell_wires(fleet: Fleet, want: Want, facts: Mapping[str, Ranked], nodes: Iterable[str]) -> None:
+    """Say of nodes what NCCL's data goes through there."""
+    for node, reply in fleet.map(wires, dict.fromkeys(nodes, wanted(want))).items():
+        facts[node]["wires"] = reply.value
+
+
+def by_torch(
+    fleet: Fleet,
+    want: Want,
+    facts: dict[str, Ranked],
+    free: Sequence[str],
+    why: str,
+    seating: Callable[[int, int | None], list[str]],
+) -> None:
+    """Do it with torch, or what nccl-tests does not.
+
+    Args:
+        fleet: the nodes.
+        want: of the inventory.
+        facts: by node. What is found goes into them.
+        free: those that may take part.
+        why: not nccl-tests; empty: it did what it can.
+        seating: gives the devices of a node.
+    """
     launch = {**asked(want)[0], "env": want.get("launch.env", {})}
     with fleet.start_all(hold, dict.fromkeys(free, (launch,)), IMPORT_S + SLACK_S) as running:
         doors, gpus = {}, {}
@@ -85,18 +141,27 @@ def all_together(
             if not isinstance(one, Reply):
                 doors[node] = ready["door"]
                 gpus[node] = min(ready["gpus"], facts[node]["gpus"])
+        if not why:
+            able = [node for node in doors if len(facts[node]["devices"]) <= gpus[node]]
+            Trials(fleet, want, facts, {node: doors[node] for node in able}).pairs()
+            return
         for node in doors:
             facts[node]["devices"] = seating(gpus[node], want.get("launch.gpus_per_node"))
+            facts[node]["engine"] = by_whom(facts[node], why)
         on_gpus = [node for node in doors if "cpu" not in facts[node]["devices"]]
-        for node, reply in fleet.map(wires, dict.fromkeys(on_gpus, wanted(want))).items():
-            facts[node]["wires"] = reply.value
+        tell_wires(fleet, want, facts, on_gpus)
         Trials(fleet, want, facts, doors).go()
-    return facts
+
+
+def by_whom(fact: Ranked, why: str) -> Engine:
+    """Return that torch does it, and why not nccl-tests."""
+    nccl = "" if "cpu" in fact["devices"] else fact["nccl"]
+    return Engine(name=TORCH, version=fact["torch"], nccl=nccl, command="", why=why)
 
 
 def surroundings(want: Want) -> tuple[dict[str, Any], ...]:
     """Return what of the launch the facts depend on."""
-    keys = ("master", "python", "workdir", "gpus_per_node")
+    keys = ("master", "python", "workdir", "gpus_per_node", "all_reduce")
     return ({key: want.get(f"launch.{key}") for key in keys}, *wanted(want))
 
 
@@ -108,7 +173,8 @@ def begun(reply: Reply) -> Ranked:
     more = dict.fromkeys(("asked", "torch", "nccl", "why", "lack"), "")
     found = {"import_s": 0.0, "devices": [], "local": None, "run": None, "peers": {}, "pairs": {}}
     problem = message(reply) or place["problem"]
-    found.update(untried=0, wires=None, problem=problem)
+    engine = Engine(name="", version="", nccl="", command="", why="")
+    found.update(untried=0, wires=None, engine=engine, problem=problem)
     return Ranked(**{**place, **more, **found})  # type: ignore[typeddict-item]
 
 

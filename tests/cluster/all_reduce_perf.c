@@ -53,12 +53,16 @@ const char *const calls = "MPI_Init";  // what is looked for in a build with MPI
 
 static void meet(int *argc, char ***argv) {
   int spawned, number;
-  PMI2_Init(&spawned, &ranks, &rank, &number);
+  if (PMI2_Init(&spawned, &ranks, &rank, &number)) rank = 0, ranks = 1;  // nobody started it
 }
 static void gather(const char *mine, char *all, int length) {
   static int round;
   char job[64], key[64];
   int got;
+  if (ranks == 1) {
+    memcpy(all, mine, length);
+    return;
+  }
   PMI2_Job_GetId(job, sizeof job);
   snprintf(key, sizeof key, "%d-%d", ++round, rank);
   PMI2_KVS_Put(key, mine);
@@ -68,7 +72,9 @@ static void gather(const char *mine, char *all, int length) {
     PMI2_KVS_Get(job, -1, key, all + (size_t)other * length, length, &got);
   }
 }
-static void barrier(void) { PMI2_KVS_Fence(); }
+static void barrier(void) {
+  if (ranks > 1) PMI2_KVS_Fence();
+}
 static void part(void) { PMI2_Finalize(); }
 #else
 static void meet(int *argc, char ***argv) {}

@@ -153,7 +153,7 @@ def test_values_that_nobody_looked_at() -> None:
 def test_numbers_that_are_none(cell: str) -> None:
     told = parsed(COUNTED.replace("176.3", cell))
     assert told["sizes"] == []
-    assert words(told)[0][1].startswith("a time or bandwidth that is no number: 8388608 2097152 ")
+    assert words(told) == [("", "a time or bandwidth that is no number, of 8388608 bytes")]
 
 
 def test_no_row_that_is_understood() -> None:
@@ -173,7 +173,6 @@ developers / '
 node2: Test CUDA failure common.cu:941 'system not yet initialized'
 node3: Cuda failure common.cu:891 'out of memory'
 node4: Test NCCL failure common.cu:958 'remote process exited / socket closed'
-Invalid number of GPUs: 8 requested but only 4 were found.
 """
 
 
@@ -185,7 +184,6 @@ def test_what_processes_say_is_wrong() -> None:
         ("node2", "system not yet initialized"),
         ("node3", "out of memory"),
         ("node4", "remote process exited: socket closed"),
-        ("", "it needs 8 GPUs, and CUDA has 4 there"),
     ]
 
 
