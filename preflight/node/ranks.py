@@ -194,7 +194,8 @@ def one_size(sizes: Sequence[Size]) -> Size:
 
 def briefly(error: str) -> str:
     """Return an error of torch without the place in its sources and the condition there."""
-    words = re.sub(r"^\[(enforce fail at )?[^\]]*\]\s*(\S+ [!=]= \S+\. )?", "", error).strip()
+    place = r"^\[(enforce fail at )?[^\]]*\]\s*(\S+ [!=]= \S+\. )?(\S+ vs \S+\. )?"
+    words = re.sub(place, "", error).strip()
     more = ": no more threads can be started (see ulimit -u and -v)" if words == NO_THREADS else ""
     return words[:LONGEST] + more
 

@@ -18,6 +18,11 @@ from preflight.node.ranks import digest, in_words
             "[../third_party/gloo/device.cc:80] ifa != nullptr. Unable to find address for: eth9",
             "in the all_reduce: Unable to find address for: eth9",
         ),
+        (
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/socket.cc:186] rv != -1. -1 vs -1. "
+            "connect: Network is unreachable",
+            "in the all_reduce: connect: Network is unreachable",
+        ),
         ("a == b. no place before it", "in the all_reduce: a == b. no place before it"),
         (
             "Resource temporarily unavailable",
