@@ -176,6 +176,20 @@ def test_an_interface_that_one_node_lacks(bed: Testbed) -> None:
     assert said.startswith("an all_reduce with tb3, tb4 alone is right; with tb2 it is not")
 
 
+def test_another_interface_on_one_node(bed: Testbed) -> None:
+    bed.add_interface("tb2", "away0", "10.1.1")
+    bed.login_shell("tb2", "root", "/bin/bash")
+    bed.change_file("tb2", "/root/.bashrc", "export GLOO_SOCKET_IFNAME=away0\n")
+    report = run(bed, "--only", "launch,network,collective")
+    assert causes(report) == [("node", "launch.env", ["tb2"])]
+    failed = {(check, node) for check, node, _ in results(report, "fail")}
+    assert {(CHECK, "tb2"), (PAIRS, "tb2")} <= failed
+    assert summary(report, CHECK, "tb2") == (
+        "an all_reduce between it and the other nodes does not end: "
+        "connecting to each other: connect: Network is unreachable"
+    )
+
+
 def test_an_interpreter_that_does_not_start(bed: Testbed) -> None:
     for node in bed.names:
         script = "exit 7" if node == "tb4" else f'exec {TORCH} "$@"'
