@@ -21,14 +21,22 @@ TIMED = (STAMP, GLOG, SYSLOG)
 NCCL = re.compile(
     r"(?P<node>[\w.-]+):(?P<pid>\d{1,9}):\d+ (?:\[[^\]]*\] )?(?=\S* ?NCCL |[\w./]+:\d+ )"
 )
+IN_GROUP = re.compile(r"\[Rank (?P<rank>\d{1,7})\]:? ?")
+DEFAULT_GROUP = re.compile(
+    r"\[PG (?:0|ID 0 PG GUID 0)(?: ?\([^)]*\))? Rank (?P<rank>\d{1,7})\]:? ?"
+)
+OF_A_GROUP = (IN_GROUP, DEFAULT_GROUP)
+"""Ranks within a process group: they count only where no other is told."""
 OWNED = (
     NCCL,
     re.compile(r"\[[EWIF] [\w.]+:\d+\] ?"),  # torch before 2.4
     re.compile(r"\[ *\d+\.\d{6}\] ?"),  # dmesg
     re.compile(r"(?P<node>[\w.-]+) (?:kernel|[\w./-]+\[\d+\]): ?"),  # syslog
-    re.compile(r"\[rank ?(?P<rank>\d{1,7})\]:? ?", re.IGNORECASE),  # torch >= 2.2
+    re.compile(r"\[rank(?P<rank>\d{1,7})\]:? ?"),  # torch >= 2.2
+    IN_GROUP,
+    DEFAULT_GROUP,
     re.compile(r"\[\d+,(?P<rank>\d{1,7})\]<\w+>: ?"),  # Open MPI
-    re.compile(r"\[PG (?:ID )?\d[^\]]*? Rank (?P<rank>\d{1,7})\]:? ?"),
+    re.compile(r"\[PG (?:ID )?\d[^\]]{0,100} Rank \d{1,7}\]:? ?"),  # of another group
     re.compile(r"\[[a-z_]+(?P<rank>\d{1,7})\]: ?"),  # torchrun --tee
     re.compile(r"\((?:[\w.:]+ )?pid=(?P<pid>\d{1,9})(?:, ip=(?P<node>[^) ]+))?[^)]*\) ?"),  # Ray
     re.compile(r"(?P<rank>\d{1,7}): (?!\d)"),  # srun --label
@@ -82,7 +90,8 @@ def read(line: str, who: Who = NOBODY) -> Prefix:
                 rest = rest[match.end() :].removeprefix(" ")
         for form in OWNED:
             if match := form.match(rest):
-                who = named(who, match.groupdict())
+                told = {} if form in OF_A_GROUP and who.rank is not None else match.groupdict()
+                who = named(who, told)
                 rest = rest[match.end() :]
                 break
         if rest == before:
