@@ -96,9 +96,9 @@ def decoded(told: Mapping[str, str]) -> Mapping[str, str]:
 BOOTSTRAP = "bootstrap"
 RULES = (
     Rule(
-        r"(?:socket(?:Start|Poll)Connect|SocketPollConnect|NCCL WARN)[^<]{0,40}[Cc]onnect to "
+        r"(?:ocket(?:Start|Poll)Connect|NCCL WARN|Net :)[^<]{0,40}[Cc]onnect to "
         + ADDRESS
-        + r" (?:failed ?:|returned) ?(?:\d{1,4}\()?"
+        + r" (?:failed ?:|failed with error|returned) ?(?:\d{1,4}\()?"
         + TOLD
         + r"(?P<again>, retrying)?",
         Kind.SYMPTOM,
@@ -113,7 +113,7 @@ RULES = (
         source="NCCL misc/socket.cc, 2.4 to 2.30",
     ),
     Rule(
-        r"ocketPollConnect: connect(?: to "
+        r"ocket(?:Start|Poll)Connect: connect(?: to "
         + ADDRESS
         + r")? returned "
         + TOLD
@@ -152,7 +152,11 @@ RULES = (
         source="NCCL misc/socket.cc, 2.4 to 2.23",
     ),
     Rule(
-        r"ocketPollConnect: connect(?: to " + ADDRESS + r")? returned " + TOLD + r", retrying",
+        r"ocket(?:Start|Poll)Connect: connect(?: to "
+        + ADDRESS
+        + r")? returned "
+        + TOLD
+        + r", retrying",
         Kind.FACT,
         says="{who} tries again to connect: {why}",
         stage=BOOTSTRAP,
@@ -245,7 +249,8 @@ RULES = (
         cause="network.link",
         says="{node} knows too many neighbours: its table of addresses is full, packets are lost",
         confidence=0.6,
-        fix="sysctl -w net.ipv4.neigh.default.gc_thresh3=16384 gc_thresh2=8192",
+        fix="sysctl -w net.ipv4.neigh.default.gc_thresh2=8192 "
+        "net.ipv4.neigh.default.gc_thresh3=16384",
         confirm="ip -s neigh | wc -l, sysctl net.ipv4.neigh.default.gc_thresh3",
         source="Linux net/core/neighbour.c",
     ),
@@ -262,8 +267,6 @@ RULES = (
         source="Open MPI",
     ),
 )
-MANY = 100
-"""Tries after which a connection that was tried again and again is what a silent log shows."""
 TRIED = tuple(rule for rule in RULES if "tries again" in rule.says)
 
 
