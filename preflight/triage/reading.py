@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import re2
 
-from preflight.triage import prefix
+from preflight.triage import flight_recorder, prefix
 from preflight.triage.family import Family
 from preflight.triage.files import Log
+from preflight.triage.flight_recorder import Flight
 from preflight.triage.prefix import Prefix, Who
 from preflight.triage.rule import BY_OTHERS, FOLLOWED, RAISED, WENT_ON, Kind, Rule
 from preflight.triage.sieve import TRACEBACK, Hit, Sieve
@@ -37,7 +38,20 @@ class Reader:
         self._patterns = [re2.compile(rule.pattern) for rule in self._rules]
         self._sieve = Sieve(self._rules)
         self._order = 0
-        self.stories: list[Story] = []
+        self._stories: list[Story] = []
+        self._flight = Flight()
+        self._documents: list[Seen] = []
+
+    @property
+    def stories(self) -> list[Story]:
+        """What was read, by launch; what is not lines is of the last one."""
+        if self._documents:
+            self._stories = self._stories or [Story()]
+            for seen in self._documents:
+                self._stories[-1].add(seen)
+            self._stories[-1].extra[flight_recorder.NAME] = self._flight
+            self._documents = []
+        return self._stories
 
     def read(self, log: Log) -> None:
         """Take in a log.
@@ -45,6 +59,10 @@ class Reader:
         Raises:
             ConfigError: it cannot be read.
         """
+        head = log.head()
+        if flight_recorder.is_dump(head):
+            self._documents += self.dumped(log, head)
+            return
         owner = prefix.of_file(log.name)
         launch, failed = 0, False
         tracebacks = Tracebacks()
@@ -58,13 +76,23 @@ class Reader:
                 if seen.rule.starts and failed:
                     launch, failed = launch + 1, False
                 failed |= seen.rule.kind > Kind.FACT
-                while len(self.stories) <= launch:
-                    self.stories.append(Story())
-                self.stories[launch].add(seen)
-        if self.stories:
-            self.stories[min(launch, len(self.stories) - 1)].ends[log.name] = self._sieve.lines
-        for story in self.stories:
+                while len(self._stories) <= launch:
+                    self._stories.append(Story())
+                self._stories[launch].add(seen)
+        if self._stories:
+            self._stories[min(launch, len(self._stories) - 1)].ends[log.name] = self._sieve.lines
+        for story in self._stories:
             story.lines[log.name] = self._sieve.lines
+
+    def dumped(self, log: Log, head: bytes) -> Iterator[Seen]:
+        """Yield what a dump of the flight recorder tells, once for each process group."""
+        for rank, dump in flight_recorder.dumps(log, head):
+            for group in self._flight.add(rank, log.name, dump):
+                self._order += 1
+                told = flight_recorder.told(group, rank)
+                text = ", ".join(f"{name} {value}" for name, value in told.items())
+                rule, who = flight_recorder.ISSUED, Who(rank)
+                yield Seen(log.name, 1, text, who, "", self._order, rule, told)
 
     def matched(self, log: Log, hit: Hit, before: Prefix) -> Iterator[Seen]:
         """Yield what a line tells, once for each rule that it is of."""
