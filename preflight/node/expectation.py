@@ -92,7 +92,7 @@ def expectation(wires: Mapping[str, Wires | None], ranks: int) -> Expectation | 
         if len(wires) > 1:
             stages += [between(one, ranks), *to_gpus(one["cards"], ranks)]
         if ranks > 1:
-            stages.append(inside(one["cards"]))
+            stages.append(inside(one["cards"], ranks))
     unknown = [stage for stage in stages if isinstance(stage, str)]
     known = [stage for stage in stages if isinstance(stage, Stage)]
     if unknown or not known:
@@ -135,7 +135,8 @@ def between(one: Wires, ranks: int) -> Stage | str:
     fastest = max(rates)
     count = rates.count(fastest)
     if one["by"] == RDMA:
-        used = in_use(count, ranks)
+        gpus = max(ranks, len(one["cards"]))
+        used = max(1, in_use(count, gpus) * ranks // gpus)
         gbs = used * fastest / 8
         lanes = min(gbs, through_slots(one, fastest) * used / count)
         slots = f" in slots for {8 * lanes:.3g}G" if lanes < RDMA_BAND.usual * gbs else ""
@@ -182,7 +183,7 @@ def in_use(ports: int, gpus: int) -> int:
     return max(count for count in range(1, ports + 1) if gpus % count == 0)
 
 
-def inside(cards: Sequence[Card]) -> Stage | str:
+def inside(cards: Sequence[Card], ranks: int) -> Stage | str:
     """Return the stage between the GPUs of a node, or why its rate is not known."""
     if len(cards) < 2:
         return "of its GPUs no links are told"
@@ -192,6 +193,8 @@ def inside(cards: Sequence[Card]) -> Stage | str:
         gbs = next((r for since, r in NVLINK_GBS if cards[0]["capability"] >= since), 0.0)
         if not gbs:
             return "the rate of its NVLinks is not told"
+        if not cards[0]["is_switched"]:
+            links = links * (ranks - 1) // others  # those that lead to GPUs that take part
         return Stage(links * gbs, NVLINK_BAND, f"{links} x {gbs:g} GB/s NVLink")
     if any(card["peers"] for card in cards):
         return "NVLinks lead to some of its GPUs only"

@@ -46,6 +46,8 @@ class Card(TypedDict):
     """NVLinks that are active."""
     peers: list[int]
     """Indices of the GPUs at their other ends; all other ones where a switch is there."""
+    is_switched: bool
+    """Whether all links lead to any of them, by a switch."""
     generation: int
     """Of PCIe, that card and slot can do: an idle one goes slower; 0: not told."""
     width: int
@@ -87,7 +89,7 @@ def doubt(
 ) -> str:
     """Return why the rates of the ports are not to be relied on, if they are not."""
     net = environment[NET]["value"] if NET in environment else ""
-    if net and net.lower() not in {"ib", "socket"}:
+    if net and not net.lower().startswith(("ib", "socket")):
         return f"what {NET}={net} goes through is not known"
     if not usable and not tcp_only(environment) and active(found):
         return "the RDMA devices here are not for NCCL's own transport"
@@ -119,7 +121,7 @@ def rdma_port(node: Node, one: Device) -> Port:
     """Return a port of RDMA; that of a bond tells no rate that one connection could have."""
     name, number = one["name"], one["ports"][0]["number"]
     place = f"{CLASS}/{name}"
-    rate = (node.read(f"{place}/ports/{number}/rate") or "0").split()[0]
+    rate, *_ = [*(node.read(f"{place}/ports/{number}/rate") or "").split(), "0"]
     slot = node.realpath(f"{place}/device").rsplit("/", 1)[-1].rsplit(".", 1)[0]
     lane = (node.read(f"{place}/device/current_link_speed") or "").split(" ")[0]
     width = (node.read(f"{place}/device/current_link_width") or "0").strip()
@@ -154,11 +156,12 @@ def card(node: Node, index: int, places: Sequence[str]) -> Card:
     """Return a GPU's ways to others."""
     major, minor = node.nvml("nvmlDeviceGetCudaComputeCapability", index)
     links = [link for link in range(MOST_LINKS) if is_active(node, index, link)]
-    peers = {peer for link in links for peer in ends(node, index, link, places)}
+    ways = [ends(node, index, link, places) for link in links]
     return Card(
         capability=10 * major + minor,
         links=len(links),
-        peers=sorted(peers - {index}),
+        peers=sorted({peer for way in ways for peer in way} - {index}),
+        is_switched=bool(ways) and all(len(way) == len(places) for way in ways),
         generation=asked(node, "nvmlDeviceGetMaxPcieLinkGeneration", index) or 0,
         width=asked(node, "nvmlDeviceGetMaxPcieLinkWidth", index) or 0,
     )

@@ -35,6 +35,7 @@ class Gpus:
                 capability=self.capability,
                 links=self.links,
                 peers=[i for i in range(self.count) if i != index] if self.links else [],
+                is_switched=self.count > 4,
                 generation=self.generation,
                 width=16,
             )
@@ -130,6 +131,19 @@ def test_ports_of_storage_do_not_count() -> None:
     mixed = rdma(8, 400, H100)
     mixed["ports"].append(Port(name="mlx5_9:1", gbps=100, slot="0000:99:00", slot_gbs=24.0))
     assert known(expectation(nodes(mixed), 8)).source == "8 x 400G"
+
+
+def test_some_of_the_gpus() -> None:
+    """They have the ports that are theirs, and without a switch the links between them."""
+    four = known(expectation(nodes(rdma(8, 400, H100)), 4))
+    assert (four.source, known(expectation(nodes(rdma(16, 100, H100)), 1)).source) == (
+        "4 x 400G",
+        "2 x 100G",
+    )
+    assert known(expectation({"gpu1": rdma(8, 400, H100)}, 2)).line == pytest.approx(370.8)
+    direct = rdma(4, 400, Gpus(4, 80, 12, 4))
+    assert known(expectation({"gpu1": direct}, 4)).source == "12 x 20 GB/s NVLink"
+    assert known(expectation({"gpu1": direct}, 2)).source == "4 x 20 GB/s NVLink"
 
 
 def test_two_ports_of_one_card_share_its_slot() -> None:

@@ -148,7 +148,14 @@ def test_efa() -> None:
 
 
 def card(links: int, *peers: int) -> Card:
-    return Card(capability=90, links=links, peers=list(peers), generation=5, width=16)
+    return Card(
+        capability=90,
+        links=links,
+        peers=list(peers),
+        is_switched=links == 18,
+        generation=5,
+        width=16,
+    )
 
 
 def test_nvlinks_by_a_switch_and_direct() -> None:
