@@ -21,6 +21,7 @@ SHADOWED = 0.5
 FIRST = 0.05
 """More confidence in what the first error of all tells."""
 MOST = 0.99
+RAISED_BY_PROGRAM = "job.python_error"
 EVIDENCE = 5
 """Lines of a hypothesis."""
 
@@ -52,7 +53,7 @@ def hypotheses(story: Story, families: Sequence[Family]) -> list[Hypothesis]:
     for family in families:
         findings += family.find(story)
     first_error = first([*story.events(Kind.CAUSE, Kind.SYMPTOM)])
-    merged = [merge(story, found) for found in by_cause(findings)]
+    merged = explained([merge(story, found) for found in by_cause(findings)])
     enough = any(one.kind is Kind.CAUSE for one in merged)
     ranked = []
     for one in merged:
@@ -63,6 +64,22 @@ def hypotheses(story: Story, families: Sequence[Family]) -> list[Hypothesis]:
             confidence += FIRST
         ranked.append(replace(one, confidence=round(min(MOST, confidence), 2)))
     return sorted(ranked, key=lambda one: (-one.confidence, place(one)))
+
+
+def explained(found: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Return hypotheses without the exception that another one explains by the same line."""
+    told = {
+        (seen.file, seen.line)
+        for one in found
+        if one.cause != RAISED_BY_PROGRAM
+        for seen in one.evidence
+    }
+    return [
+        one
+        for one in found
+        if one.cause != RAISED_BY_PROGRAM
+        or (one.evidence[0].file, one.evidence[0].line) not in told
+    ]
 
 
 def place(one: Hypothesis) -> tuple[str, int]:

@@ -63,6 +63,8 @@ class Reader:
         if flight_recorder.is_dump(head):
             self._documents += self.dumped(log, head)
             return
+        if ras.is_ras(head):
+            log = Told(log.name, ras.lines(log))
         owner = prefix.of_file(log.name)
         launch, failed = 0, False
         tracebacks = Tracebacks()

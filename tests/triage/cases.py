@@ -11,6 +11,7 @@ A file is a log with a head of `#: KEY: VALUE` lines, as `preflight triage --sav
     says     words that stand in its summary
     nccl     the version of the start-up output that the lines are put into
     world    how many ranks there are; 0: the lines are taken as they are
+    needs    `start-up`: the lines alone do not say who else there is
 
 `#: file: NAME` begins another file (a kernel log, another rank's).
 """
@@ -34,6 +35,10 @@ class Case:
     name: str
     head: dict[str, str] = field(default_factory=dict)
     files: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def needs_start_up(self) -> bool:
+        return self.head.get("needs") == "start-up"
 
     def words(self, key: str) -> list[str]:
         return [word.strip() for word in self.head.get(key, "").split(",") if word.strip()]

@@ -24,8 +24,15 @@ def answer(names: list[str]) -> Triage:
     return model.triage(reader.stories, FAMILIES, len(logs))
 
 
-@pytest.mark.parametrize("within", [False, True], ids=["alone", "within start-up"])
-@pytest.mark.parametrize("case", cases.found(), ids=lambda case: case.name)
+ALONE, WITHIN = False, True
+EVERY = [
+    pytest.param(case, within, id=f"{case.name} {'within start-up' if within else 'alone'}")
+    for case in cases.found()
+    for within in ((WITHIN,) if case.needs_start_up else (ALONE, WITHIN))
+]
+
+
+@pytest.mark.parametrize(("case", "within"), EVERY)
 def test_case(case: Case, within: bool, tmp_path: Path) -> None:
     told = answer(case.write(tmp_path, within))
     found = [one.cause for one in told.hypotheses]
