@@ -41,6 +41,7 @@ class Look(TypedDict):
     problem: str
     """Empty, `no such name` or `no answer`."""
     seconds: float
+    """Without what it waited for a CPU: that is no fault of the resolver."""
 
 
 class Self(TypedDict):
@@ -193,10 +194,23 @@ def at_once(questions: Questions, limit_s: float) -> dict[str, Look]:
 
 def looked(ask: Callable[[], list[str]]) -> Look:
     """Return what came of one look-up."""
-    begun = time.monotonic()
+    begun = time.monotonic() - waited_s()
     try:
         found, problem = ask(), ""
     except (Unobservable, OSError):
         found, problem = [], SILENT
     problem = problem or ("" if found else UNKNOWN)
-    return Look(found=found, problem=problem, seconds=round(time.monotonic() - begun, 2))
+    spent = time.monotonic() - waited_s() - begun
+    return Look(found=found, problem=problem, seconds=round(max(0.0, spent), 2))
+
+
+def waited_s() -> float:
+    """Return for how long this thread was ready to run and had no CPU; 0 where that is not told.
+
+    Source: /proc/thread-self/schedstat (sched-stats.rst).
+    """
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import time
 
 import psutil  # noqa: F401 - as the agent loads it before it forks
 
@@ -17,6 +20,7 @@ from preflight.node.resolver import (
     introduce,
     lines_of,
     look_up,
+    looked,
 )
 from preflight.node.toolbox import Toolbox
 from tests.agent_made import Machine, agent, ask, python
@@ -67,6 +71,33 @@ def test_one_that_hangs_keeps_no_other_from_its_answer() -> None:
     assert found["nothing"]["problem"] == UNKNOWN
     assert {found[name]["problem"] for name in found if name.startswith("hangs")} == {SILENT}
     assert set(threading.enumerate()) == before
+
+
+def test_a_wait_for_a_cpu_does_not_count() -> None:
+    spins = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    took: list[tuple[float, float]] = []
+
+    def works() -> list[str]:
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        return ["10.0.0.1"]
+
+    def beside() -> None:
+        for pid in (0, *(one.pid for one in spins)):  # 0: this thread alone
+            os.sched_setaffinity(pid, {0})
+        begun = time.monotonic()
+        look = looked(works)
+        took.append((look["seconds"], time.monotonic() - begun))
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    thread.join()
+    for one in spins:
+        one.kill()
+        one.wait()
+    ((told, elapsed),) = took
+    assert 0.1 <= told < elapsed / 2
 
 
 def test_what_is_not_tried_in_time_is_left_out() -> None:
