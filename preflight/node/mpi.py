@@ -37,8 +37,8 @@ DEBUG = {"NCCL_DEBUG": "WARN"}
 """Where nobody says otherwise: NCCL then says why it fails."""
 MARK = "OMPI_MCA_preflight_run"
 """A parameter that Open MPI does not know, so that it hands it on to all that it starts."""
-TRIAL_S = 10.0
-"""For a launcher to start `true` on all nodes and to end: 0.5 s on four, 2 to 4 s on 64."""
+TRIAL_S = 20.0
+"""For a launcher to start `true` on all nodes and to end: 0.5 s on four nodes that are idle."""
 START_S = 40.0
 """Until ranks are connected: NCCL takes 1 s on one node, up to 20 s for 512 ranks."""
 STUCK_S = 10.0
@@ -92,6 +92,8 @@ class Outcome(TypedDict):
     """Why it did not end well, as its launcher or the system says."""
     ends: list[str]
     """What the launcher says of ranks that have ended badly."""
+    signal: int
+    """That ended the program, or its launcher; 0: none, or ours."""
 
 
 def tried(node: Node, plan: Plan) -> str:
@@ -131,13 +133,15 @@ def measured(node: Node, plan: Plan) -> Outcome:
         told = parsed(run.text())
         if report:
             told = refined(told, report.text())
+    is_own = not (cut or run.killed)
     return Outcome(
         command=join(words),
         told=told,
         killed=run.killed,
         cut=cut,
         problem=run.why() if run.code and not cut else "",
-        ends=[] if cut or run.killed else ENDS.findall(run.errors()),
+        ends=ENDS.findall(run.errors()) if is_own else [],
+        signal=max(0, -run.code) if is_own else 0,
     )
 
 

@@ -210,6 +210,8 @@ class NcclTests:
         mine = [rank for rank, one in enumerate(seats) if one == node]
         own = [one["words"] for one in told["failures"] if one["host"] == self.found[node]["host"]]
         error, number = (own[0], 0) if own else lost(outcome["ends"], mine, node)
+        if len(nodes) == 1:
+            number = outcome["signal"]
         return Run(
             at="" if outcome["cut"] else told["at"],
             error=error,
@@ -240,7 +242,8 @@ def unexplained(outcome: Outcome) -> str:
     """Return what is wrong, if it can be laid to no node, nor told by looking at pairs."""
     told = outcome["told"]
     words = [one["words"] for one in told["failures"] if not one["host"]]
-    if told["at"] and not (outcome["killed"] or outcome["cut"] or outcome["ends"]):
+    known = outcome["killed"] or outcome["cut"] or outcome["ends"] or outcome["signal"]
+    if told["at"] and not known:
         words += [] if told["failures"] else [outcome["problem"] or "its output ends too soon"]
     return words[0] if words else ""
 

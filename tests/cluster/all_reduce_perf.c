@@ -8,12 +8,14 @@
 //   wrong=0          values in the last row
 //   nan=0            1: the last row has times that are no numbers
 //   hang=            init or row: there it sleeps
+//   die=0            1: it is killed in the first row
 //   fail=            words of a call of NCCL that fails in the first row
 //
 // Open MPI and PMI-2 (with which MPICH meets under srun) are linked without their headers: those of
 // Open MPI bring a Fortran compiler along.
 #define _GNU_SOURCE
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -201,6 +203,7 @@ int main(int argc, char **argv, char **envp) {
       printf(old ? "%12zu  %12zu  %6s  %6s" : "%12zu  %12zu  %8s  %6s      -1", size, size / 4,
              "float", "sum");
     if (!strcmp(played("hang", ""), "row")) hang();
+    if (atoi(played("die", "0"))) raise(SIGKILL);
     if (*played("fail", "")) {
       printf("%s: Test NCCL failure common.cu:958 '%s'\n .. %s pid %d: Test failure common.cu:891\n",
              host, played("fail", ""), host, getpid());

@@ -16,7 +16,7 @@ PROGRAMS = (
     *("ip", "nft", "iptables-nft", "iptables-legacy", "ethtool"),
     *("nsenter", "unshare", "setpriv", "gcc", "pkg-config"),
     *("/usr/sbin/sshd", "ssh", "ssh-keygen", "sudo", "/usr/bin/python3"),
-    *("munged", "slurmctld", "slurmd", "salloc"),
+    *("munged", "slurmctld", "slurmd", "salloc", "mpirun"),
     *("podman", "crun", "iperf3"),
 )
 

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from tests.cluster.containers import Containers
-from tests.cluster.hardware import Hardware
 from tests.cluster.host_faults import HostFaults
 from tests.cluster.machine import ENVIRONMENT
+from tests.cluster.nccl_tests import NcclTests
 from tests.cluster.path_faults import PathFaults
 from tests.cluster.slurm import Slurm
 from tests.cluster.software import Software
@@ -27,7 +27,7 @@ RUN_LIMIT_S = 150
 """Of a run that must end; below the limit of a test, so that it is told what hung."""
 
 
-class Testbed(PathFaults, HostFaults, Containers, Hardware, Software, Slurm, Walls):
+class Testbed(PathFaults, HostFaults, Containers, NcclTests, Software, Slurm, Walls):
     """The nodes, their faults, and the controller that looks at them."""
 
     __test__ = False  # pytest takes any class whose name begins so for tests

@@ -1,0 +1,211 @@
+"""Nccl-tests by real mpirun and srun, over nodes whose GPUs and all_reduce_perf are stand-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.blame import causes, results, summary
+from tests.cluster.nccl_tests import PROGRAM
+from tests.cluster.slurm import allocation
+from tests.cluster.test_collective import TORCH
+from tests.cluster.testbed import Testbed
+
+CHECK, LOCAL = "collective.all_reduce", "collective.local"
+WELL = "all_reduce of 1 GiB over 4 nodes (nccl-tests 2.19.6, NCCL 2.27.6, 8 GPUs): busbw 50 GB/s"
+LOADER = "error while loading shared libraries: libmpi.so.40: cannot open shared object file"
+
+
+@pytest.fixture
+def equipped(bed: Testbed) -> Testbed:
+    """Nodes with two GPUs each, and an all_reduce_perf that meets by Open MPI; tb1 gets to all."""
+    for node in bed.names:
+        bed.nccl_tests(node)
+    bed.ssh_from("tb1")
+    return bed
+
+
+def run(
+    bed: Testbed, engine: str = "nccl-tests", only: str = CHECK, **overrides: Any
+) -> dict[str, Any]:
+    """Return the report of a run, by which no node has anything more than before."""
+    launch = {"all_reduce": {"engine": engine}, **overrides.pop("launch", {})}
+    ssh = {"user": overrides.pop("user", "root")}
+    before = {node: bed.files(node) for node in bed.names}
+    under = {key: overrides.pop(key) for key in ("env", "under") if key in overrides}
+    inventory = bed.inventory(ssh=ssh, launch=launch, **overrides)
+    _, report = bed.report("run", str(inventory), "--only", only, **under)
+    assert not [line for node in bed.names for line in bed.survivors(node) if "slurm" not in line]
+    if not under:
+        assert {node: bed.files(node) for node in bed.names} == before
+    return report
+
+
+def fact(report: dict[str, Any], node: str = "tb1") -> dict[str, Any]:
+    found: dict[str, Any] = report["facts"][CHECK][node]["value"]
+    return found
+
+
+def details(report: dict[str, Any]) -> list[str]:
+    rows = [one for one in report["results"] if (one["check"], one["node"]) == (CHECK, "tb1")]
+    found: list[str] = rows[0]["details"]
+    return found
+
+
+def unknowns(report: dict[str, Any]) -> set[str]:
+    """Return what all nodes say that cannot tell, which is the same."""
+    found = {words for check, _, words in results(report, "unknown") if check == CHECK}
+    assert len(results(report, "unknown")) == len(report["nodes"])
+    return found
+
+
+def test_all_is_well(equipped: Testbed) -> None:
+    equipped.ssh_from("tb1", "alice")
+    secret = {"SITE_PHRASE": "open sesame", "HF_TOKEN": "hf_sesame"}
+    report = run(equipped, "auto", "collective", user="alice", launch={"env": secret})
+    assert causes(report) == []
+    assert results(report, "warn", "unknown", "fail") == []
+    assert summary(report, CHECK, "tb1") == f"{WELL}, all sums right"
+    assert summary(report, LOCAL, "tb2").startswith(
+        "all_reduce of 2 GPUs (nccl-tests 2.19.6, NCCL 2.27.6): busbw 49.9 GB/s, all sums right"
+    )
+    hosts = ",".join(f"{node}:2" for node in equipped.names)
+    command = next(line for line in details(report) if line.startswith("by hand: "))
+    assert command.startswith(f"by hand: mpirun --host {hosts} -np 8 --bind-to none ")
+    assert command.endswith(f" {PROGRAM} -b 32K -e 1G -f 32 -n 10 -w 0 -c 1 -g 1")
+    assert "sesame" not in str(report["facts"][CHECK])
+    times = [fact(report, node)["run"]["sizes"][3]["ranks"] for node in equipped.names]
+    assert [len(ranks) for ranks in times] == [2] * 4
+    assert times[0][0] > times[0][1] > times[1][0]  # as the stand-in says
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.14.0"])
+def test_old_versions(equipped: Testbed, version: str) -> None:
+    for node in equipped.names:
+        equipped.play(node, version=version)
+    report = run(equipped)
+    assert causes(report) == []
+    assert "(nccl-tests before 2.17.4, 8 GPUs): busbw 50 GB/s" in summary(report, CHECK, "tb1")
+
+
+def test_by_srun_in_a_job(configured: Testbed) -> None:
+    job = configured.slurm()
+    for node in configured.names:
+        configured.nccl_tests(node, by="PMI2")
+    report = run(
+        configured,
+        launch={"env": {"SLURM_MPI_TYPE": "pmi2"}},
+        nodes=[configured.spec(node) for node in ("tb1", "tb2", "tb3")],
+        env=job,
+        under=allocation("--nodelist=tb[1-3]"),
+    )
+    assert causes(report) == []
+    assert "over 3 nodes (nccl-tests 2.19.6, NCCL 2.27.6, 6 GPUs)" in summary(report, CHECK, "tb1")
+    assert fact(report)["engine"]["command"].startswith("srun --jobid=1 --overlap ")
+
+
+def test_without_mpi_torch_does_it(equipped: Testbed) -> None:
+    equipped.nccl_tests("tb2", by="")
+    report = run(equipped, "auto", launch={"python": str(TORCH)})
+    assert summary(report, CHECK, "tb1").startswith("all_reduce of ")
+    assert ", Gloo): busbw " in summary(report, CHECK, "tb1")
+    assert details(report)[-1] == (
+        f"not by nccl-tests: {PROGRAM} was built without MPI on tb2: build it with MPI=1"
+    )
+
+
+def test_each_process_is_alone(equipped: Testbed) -> None:
+    for node in equipped.names:
+        equipped.nccl_tests(node, by="PMI2")
+    assert unknowns(run(equipped)) == {
+        "nccl-tests: mpirun on tb1: each of 8 processes is alone: "
+        "the program was built without MPI, or with another one than this"
+    }
+
+
+def test_a_library_that_is_missing(equipped: Testbed) -> None:
+    folder = f"/usr/lib/{multiarch(equipped)}"
+    equipped.change_file("tb2", f"{folder}/libmpi.so.40", None)
+    assert unknowns(run(equipped)) == {
+        f"nccl-tests: {PROGRAM} does not start: {LOADER}: No such file or directory on tb2"
+    }
+
+
+def multiarch(bed: Testbed) -> str:
+    return bed.run("tb1", "gcc", "-print-multiarch").strip()
+
+
+def test_not_on_one_node(equipped: Testbed) -> None:
+    equipped.change_file("tb4", PROGRAM, None)
+    assert unknowns(run(equipped)) == {"nccl-tests: no all_reduce_perf on PATH on tb4"}
+
+
+def test_ssh_that_would_ask(equipped: Testbed) -> None:
+    equipped.change_file("tb1", "/root/.ssh/known_hosts", "")
+    words = "nccl-tests: mpirun on tb1: Host key verification failed."
+    assert unknowns(run(equipped)) == {words}
+
+
+def test_no_mpirun(equipped: Testbed) -> None:
+    equipped.change_file("tb1", "/usr/bin/orterun", None)
+    assert unknowns(run(equipped)) == {"nccl-tests: no mpirun on tb1"}
+
+
+def test_connections_that_are_dropped(equipped: Testbed) -> None:
+    equipped.drop("tb1", "1024-65535")
+    words = "nccl-tests: mpirun on tb1: mpirun does not come to an end in 20 s"
+    assert unknowns(run(equipped)) == {words}
+
+
+def test_output_that_is_cut_off(equipped: Testbed) -> None:
+    script = f'#!/bin/sh\n# MPI_Init\n{PROGRAM} "$@" | sed "/1048576/,\\$d"\n'
+    for node in equipped.names:
+        equipped.change_file(node, "/opt/site/all_reduce_perf", script, 0o755)
+    launch = {"env": {"PATH": "/opt/site:/usr/bin:/bin"}}
+    assert unknowns(run(equipped, launch=launch)) == {"nccl-tests: its output ends too soon"}
+
+
+def test_numbers_that_are_none(equipped: Testbed) -> None:
+    for node in equipped.names:
+        equipped.play(node, nan=1)
+    words = "nccl-tests: a time or bandwidth that is no number, of 1073741824 bytes"
+    assert unknowns(run(equipped)) == {words}
+
+
+def test_wrong_values(equipped: Testbed) -> None:
+    for node in equipped.names:
+        equipped.play(node, wrong=5)
+    report = run(equipped)
+    assert causes(report) == [("cluster", CHECK, list(equipped.names))]
+    assert summary(report, CHECK, "tb1") == "an all_reduce of 4 nodes is wrong: 5 wrong values"
+
+
+def test_a_node_whose_nccl_fails(equipped: Testbed) -> None:
+    equipped.play("tb3", fail="unhandled system error / Call to ibv_reg_mr failed")
+    report = run(equipped)
+    assert causes(report) == [("node", CHECK, ["tb3"])]
+    assert summary(report, CHECK, "tb3") == (
+        "an all_reduce of 4 nodes does not end: "
+        "in the all_reduce: unhandled system error: Call to ibv_reg_mr failed"
+    )
+
+
+def test_a_rank_that_is_killed(equipped: Testbed) -> None:
+    equipped.play("tb3", die=1)
+    report = run(equipped, only="collective")
+    assert {(kind, tuple(nodes)) for kind, _, nodes in causes(report)} == {("node", ("tb3",))}
+    words = "its rank was ended by SIGKILL, as the kernel does when memory runs out"
+    assert summary(report, CHECK, "tb3") == f"an all_reduce of 4 nodes does not end: {words}"
+    assert summary(report, LOCAL, "tb3") == f"an all_reduce of its 2 GPUs does not end: {words}"
+
+
+def test_a_hang(equipped: Testbed) -> None:
+    equipped.play("tb3", hang="row")
+    report = run(equipped)
+    assert causes(report) == [("cluster", CHECK, list(equipped.names))]
+    assert summary(report, CHECK, "tb1") == (
+        "an all_reduce of 4 nodes does not end: in the all_reduce: no end, cut off"
+    )
+    assert Path(PROGRAM).name not in str([equipped.survivors(node) for node in equipped.names])
