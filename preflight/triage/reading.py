@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import re2
 
-from preflight.triage import flight_recorder, prefix
+from preflight.triage import flight_recorder, prefix, ras
 from preflight.triage.family import Family
 from preflight.triage.files import Log
 from preflight.triage.flight_recorder import Flight
@@ -62,9 +62,11 @@ class Reader:
         head = log.head()
         if flight_recorder.is_dump(head):
             self._documents += self.dumped(log, head)
-            return
-        if ras.is_ras(head):
-            log = Told(log.name, ras.lines(log))
+        else:
+            self.read_lines(ras.as_text(log) if ras.is_ras(head) else log)
+
+    def read_lines(self, log: Log) -> None:
+        """Take in the lines of a log."""
         owner = prefix.of_file(log.name)
         launch, failed = 0, False
         tracebacks = Tracebacks()
