@@ -1,15 +1,15 @@
 """Cuts sources down to what is used of them on a node.
 
 Compiling costs a node more than running: psutil takes it 20 ms, of which a run calls two
-functions; pynvml has 440 functions, and what judges is needed on the controller only. Lines keep
-their numbers, so that a traceback from a node fits the file.
+functions; pynvml has 440 functions, and what judges is needed on the controller only. Annotations
+would be compiled into text. Lines keep their numbers: a traceback from a node fits the file.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
@@ -111,6 +111,8 @@ class Module:
                 lines[first:end] = self._lines[first:end]
                 for line in idle_lines(one):
                     lines[line] = "\n"
+                for line, begin, end in notes(one, lines) if self._lazy else ():
+                    lines[line] = lines[line][:begin] + lines[line][end:]
         return "".join(lines).rstrip("\n") + "\n"
 
 
@@ -271,6 +273,22 @@ def idle_lines(statement: ast.stmt) -> Iterator[int]:
             if following and is_text(one) and node.lineno < one.lineno:
                 end = one.end_lineno or 0
                 yield from range(one.lineno - 1, end if end <= first_line(following) else 0)
+
+
+def notes(statement: ast.stmt, lines: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return where annotations of functions stand, the last first: line, begin and end.
+
+    Those of several lines or in brackets, and of lines with foreign letters, are left out.
+    """
+    found = []
+    for node in ast.walk(statement):
+        note = getattr(node, "annotation" if isinstance(node, ast.arg) else "returns", None)
+        if note and note.lineno == note.end_lineno and lines[note.lineno - 1].isascii():
+            before = lines[note.lineno - 1][: note.col_offset].rstrip()
+            begin = len(before.removesuffix(":").removesuffix(" ->"))
+            if begin < len(before):
+                found.append((note.lineno - 1, begin, note.end_col_offset))
+    return sorted(found, reverse=True)
 
 
 def first_line(statement: ast.stmt) -> int:
