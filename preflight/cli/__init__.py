@@ -36,7 +36,7 @@ HELP = {
         "checks": "List the checks.",
         "explain": "Print a check's manual page.",
         "record": "Record what a node answers, for a test case or a bug report.",
-        "schema": "Print the JSON Schema of inventory or report.",
+        "schema": "Print the JSON Schema of inventory, report, estimate or triage.",
         "completion": "Print the line that switches on completion in your shell.",
     },
 }
