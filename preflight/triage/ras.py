@@ -48,7 +48,7 @@ def as_text(log: Log) -> Text:
     Raises:
         ConfigError: it cannot be read.
     """
-    return Text(log.name, log.path, "\n".join(lines(log)).encode())
+    return Text(log.name, log.path, content="\n".join(lines(log)).encode())
 
 
 def lines(log: Log) -> list[str]:
