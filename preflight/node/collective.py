@@ -16,6 +16,7 @@ import re
 import select
 import socket
 import struct
+import subprocess
 import time
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
@@ -209,6 +210,8 @@ def imported(
         return {"why": "import torch: {type}: {error}".format(**last), "lack": "broken"}
     if team.fds():
         return {"why": f"torch was not imported in {IMPORT_S:g} s", "lack": "unknown"}
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        team.process.wait(END_S)  # its words have ended: that of its input would be its end too
     end(team.process, END_S)
     code, words = team.process.returncode, team.last_words(python)
     if team.has_begun:
