@@ -29,9 +29,10 @@ Source: nccl-tests, where every node that takes part has GPUs and its all_reduce
     preflight/node/expectation.py). Less is a failure by NCCL, a warning by Gloo, over fast TCP and
     without NVLink; nothing where a rate is not told, a CPU is what limits, or latency. Tree and
     NVLS may be above line rate. A path is slow below half of what is usual, as dlrover takes a node
-    for a straggler above twice the median; what looks slow is tried up to five times, and the best
-    counts. By Gloo, nothing is called slow where more tasks want a CPU than there are before it
-    begins: others load the node, which is said. GPUs and NVLink are not seen by Gloo.
+    for a straggler above twice the median; what looks slow is tried up to five times, then with two
+    nodes alone, and the best counts. By Gloo, nothing is called slow where more tasks want a CPU
+    than there are before it begins: others load the node, which is said. GPUs and NVLink are not
+    seen by Gloo.
 Fix: see what the other checks of network say of that node; `preflight run --level deep` measures
     TCP alone.
 """
@@ -168,7 +169,7 @@ def speed(facts: Facts, want: Want) -> dict[str, Verdict]:
         return {}
     best = fastest(points(runs(facts)))
     words = f"all_reduce of {shown(best.bytes)} over {len(facts)} nodes ({carrier(facts)})"
-    rates = {(a, b): one for b, fact in facts.items() for a, one in fact["peers"].items()}
+    rates = best_of(facts)
     tried, usual = quick(rates, facts)
     rows = stricken(blame(tried, facts), list(facts))
     others = load(facts)
@@ -190,6 +191,16 @@ def speed(facts: Facts, want: Want) -> dict[str, Verdict]:
                 ),
             )
     return verdicts
+
+
+def best_of(facts: Facts) -> dict[Pair, Peer]:
+    """Return how data came from the first to the second: beside the others, or with two alone."""
+    found: dict[Pair, Peer] = {}
+    for b, fact in facts.items():
+        for a, one in fact["peers"].items():
+            alone = fact["pairs"].get(a, one)
+            found[a, b] = max(one, alone, key=lambda peer: peer["gbps"])
+    return found
 
 
 def left_out(node: str, facts: Facts) -> list[str]:
