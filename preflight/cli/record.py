@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-import secrets
 from pathlib import Path
 
 import click
-import platformdirs
 
 from preflight import __version__, recording
 from preflight.anonymise import anonymise
 from preflight.api import LEVELS, Want
 from preflight.catalog import Loaded
-from preflight.cli import complete, flags, options
+from preflight.cli import complete, flags, options, shared
 from preflight.errors import ConfigError, TransportError
 from preflight.inventory import Cluster, NodeSpec
 from preflight.no_agent import AgentError
@@ -27,7 +24,6 @@ from preflight.yaml_lines import nearest
 THIS_MACHINE = "localhost"
 LIMIT_S = 300
 """For the whole recording; each probe has its check's own limit besides."""
-KEY_BYTES = 32
 UNDETERMINED = 3
 
 
@@ -68,7 +64,7 @@ def command(
     spec = one_node(cluster, node)
     checks = [one for one in known.select(only, LEVELS[-1]) if one.check.probe]
     path = output or f"{node}.json"
-    see_new(path)
+    shared.see_new(path, "-o")
     options.see_writable(path)
     ssh = SshTransport(options.say)
     ssh.validate([spec])
@@ -86,8 +82,8 @@ def command(
         "want": {"launch": want.launch, "expect": want.expect},
         "node": taken.answers,
     }
-    made = recording.Recording.model_validate(anonymise(document, secret()))
-    write_new(path, made.to_json())
+    made = recording.Recording.model_validate(anonymise(document, shared.secret()))
+    shared.write_new(path, made.to_json())
     tell(path, taken, checks)
     return UNDETERMINED if {*taken.lost.values()} - {NEEDS_ROOT} else 0
 
@@ -108,32 +104,6 @@ def one_node(cluster: Cluster, name: str) -> NodeSpec:
     raise ConfigError(f"{cluster.source}: {name!r} is not one of its nodes{nearest(name, by_name)}")
 
 
-def see_new(path: str) -> None:
-    """See that nothing would be overwritten.
-
-    Raises:
-        ConfigError: there is such a file.
-    """
-    if path != "-" and os.path.lexists(path):
-        raise ConfigError(f"{path}: exists; remove it, or name another file with -o")
-
-
-def write_new(path: str, text: str) -> None:
-    """Write a recording where there was no file.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    if path == "-":
-        click.echo(text, nl=False)
-        return
-    try:
-        with Path(path).open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(options.unwritable(path, error)) from error
-
-
 def tell(path: str, taken: recording.Taken, checks: list[Loaded]) -> None:
     """Say on standard error what was recorded, and what was not."""
     for key, why in taken.lost.items():
@@ -142,26 +112,3 @@ def tell(path: str, taken: recording.Taken, checks: list[Loaded]) -> None:
     count = sum(map(len, taken.answers.values()))
     where = "" if path == "-" else f" in {path}"
     options.say(f"{count} answers{where}, names replaced; still, read it before you share it")
-
-
-def secret() -> bytes:
-    """Return the key of this user's replacements, made at first need.
-
-    Where it cannot be kept, this recording has a key of its own.
-    """
-    path = platformdirs.user_data_path("preflight") / "anonymise.key"
-    fresh = secrets.token_bytes(KEY_BYTES)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            with os.fdopen(
-                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-            ) as file:
-                file.write(fresh)
-        kept = path.read_bytes()
-    except OSError:
-        kept = b""
-    if len(kept) == KEY_BYTES:
-        return kept
-    options.say(f"{path} cannot be used: names will differ from those in other recordings")
-    return fresh

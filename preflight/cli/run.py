@@ -17,6 +17,7 @@ from preflight.inventory import Cluster
 from preflight.node_names import expand
 from preflight.report import build, model, terminal
 from preflight.run import Outcome, Plan
+from preflight.transport import Transport
 from preflight.transport.loopback import LocalTransport
 from preflight.transport.ssh import SshTransport
 
@@ -81,10 +82,7 @@ def command(source: Path | None, **given: Any) -> int:
     3 undetermined, 130 interrupted.
     """
     plan, policy, transports = prepare(source, given)
-    outcome = progress.watched(plan, transports)
-    report = build.build(
-        plan.checks, found(plan, outcome), plan.want, plan.skips, plan.cluster.waivers, policy
-    )
+    report = reported(plan, policy, transports)
     if given["json_path"] != "-":
         manuals = {one.id: one.manual for one in plan.checks}
         terminal.show(report, not given["no_color"], given["verbose"], manuals, policy.today)
@@ -117,15 +115,37 @@ def prepare(source: Path | None, given: Mapping[str, Any]) -> tuple[Plan, build.
         fail_on_warn=given["fail_on"] == "warn",
         today=dt.datetime.now(dt.timezone.utc).date(),
     )
+    transports = ways_to(cluster)
+    options.see_writable(given["json_path"])
+    checks = known.select(only, given["level"])
+    plan = Plan(cluster, checks, given["level"], skips, given["deadline"])
+    return plan, policy, transports
+
+
+def ways_to(cluster: Cluster) -> dict[str, Transport]:
+    """Return the ways to all nodes, which have what they need.
+
+    Raises:
+        ConfigError: key files.
+    """
     ssh = SshTransport(options.say)
     try:
         ssh.validate(cluster.nodes)
     except ConfigError as error:
         raise ConfigError(": ".join(filter(None, (cluster.source, str(error))))) from error
-    options.see_writable(given["json_path"])
-    checks = known.select(only, given["level"])
-    plan = Plan(cluster, checks, given["level"], skips, given["deadline"])
-    return plan, policy, {"ssh": ssh, "local": LocalTransport()}
+    return {"ssh": ssh, "local": LocalTransport()}
+
+
+def reported(plan: Plan, policy: build.Policy, transports: Mapping[str, Transport]) -> model.Report:
+    """Do a run and return its report.
+
+    Raises:
+        ConfigError: checks contradict each other; nothing was contacted.
+    """
+    outcome = progress.watched(plan, transports)
+    return build.build(
+        plan.checks, found(plan, outcome), plan.want, plan.skips, plan.cluster.waivers, policy
+    )
 
 
 def narrowed(cluster: Cluster, given: Mapping[str, Any]) -> Cluster:

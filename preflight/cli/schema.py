@@ -10,10 +10,11 @@ import click
 from preflight import catalog, inventory
 from preflight.cli import flags
 from preflight.report import estimated, model
+from preflight.triage import model as triage
 
 
 @click.command(name="schema")
-@click.argument("what", type=click.Choice(["inventory", "report", "estimate"]))
+@click.argument("what", type=click.Choice(["inventory", "report", "estimate", "triage"]))
 @flags.checks
 def command(what: str, dirs: tuple[Path, ...]) -> int:
     """Print the JSON Schema of the inventory, for editors, or of what commands write by --json.
@@ -23,6 +24,7 @@ def command(what: str, dirs: tuple[Path, ...]) -> int:
     if what == "inventory":
         schema = inventory.schema(catalog.load(dirs).expects)
     else:
-        schema = {"report": model.schema, "estimate": estimated.schema}[what]()
+        of = {"report": model, "estimate": estimated, "triage": triage}
+        schema = of[what].schema()
     click.echo(json.dumps(schema, indent=2))
     return 0

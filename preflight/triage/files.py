@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import glob
-import gzip
+import io
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import zstandard
 
@@ -19,10 +19,58 @@ BLOCK = 4 << 20
 """Bytes that are looked at in one go; a line that is longer is cut."""
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 STDIN = "-"
-BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
+CHUNK = 64 << 10
+"""Packed bytes that are unpacked in one go; they become a thousand times as many at most."""
+GZIP_FORMAT = 16 + zlib.MAX_WBITS
+BROKEN = (EOFError, zlib.error, zstandard.ZstdError)
 """What is raised where a packed file is cut off or damaged."""
 MOST_FILES = 100_000
 """In folders; a job of 16,384 ranks has two files a rank."""
+
+
+class Unpacked(io.RawIOBase):
+    """A packed file, readable up to where it is cut off or damaged.
+
+    Args:
+        file: what is packed, in one part or several.
+        unpacker: makes what unpacks a part.
+    """
+
+    def __init__(self, file: IO[bytes], unpacker: Callable[[], Any]) -> None:
+        self._file, self._unpacker = file, unpacker
+        self._part = unpacker()
+        self._left = b""
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def close(self) -> None:
+        """Close it, and the file."""
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes.
+
+        Raises:
+            EOFError: it is cut off; others of BROKEN: it is damaged.
+        """
+        while not self._left:
+            packed = self._part.unused_data if self._part.eof else b""
+            packed = packed.lstrip(b"\0") or self._file.read(
+                CHUNK
+            )  # tapes are filled up with zeros
+            if not packed and self._part.eof:
+                return 0
+            if not packed:
+                raise EOFError
+            if self._part.eof:
+                self._part = self._unpacker()
+            self._left = self._part.decompress(packed)
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
 
 
 @dataclass(frozen=True)
@@ -32,6 +80,8 @@ class Log:
     name: str
     path: Path | None
     """None: standard input."""
+    flaws: list[str] = field(default_factory=list, compare=False)
+    """What was found to be wrong with it while it was read."""
 
     def head(self) -> bytes:
         """Return the first bytes, unpacked; none of standard input.
@@ -60,13 +110,12 @@ class Log:
             magic = file.read(4)
             file.seek(0)
         except OSError as error:
-            raise ConfigError(f"{self.name}: cannot be read: {error.strerror}") from error
+            raise ConfigError(self.unreadable(error)) from error
         if magic[:2] == GZIP:
-            return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+            return io.BufferedReader(Unpacked(file, lambda: zlib.decompressobj(GZIP_FORMAT)), BLOCK)
         if magic == ZSTD:
-            import zstandard
-
-            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            unpacker = zstandard.ZstdDecompressor().decompressobj
+            return io.BufferedReader(Unpacked(file, unpacker), BLOCK)
         return file
 
     def blocks(self) -> Iterator[bytes]:
@@ -77,7 +126,7 @@ class Log:
         """
         with self.open() as stream:
             rest = b""
-            while data := read(stream, self.name):
+            while data := self.more(stream):
                 end = data.rfind(b"\n") + 1
                 if not end and len(rest) < BLOCK:
                     rest += data
@@ -88,15 +137,24 @@ class Log:
             if rest:
                 yield rest
 
+    def more(self, stream: IO[bytes]) -> bytes:
+        """Return the next bytes; none at the end, or where a packed file is broken.
 
-def read(stream: IO[bytes], name: str) -> bytes:
-    """Return the next bytes; none at the end, or where a packed file is broken."""
-    try:
-        return stream.read(BLOCK)
-    except BROKEN:
-        return b""
-    except OSError as error:
-        raise ConfigError(f"{name}: cannot be read: {error.strerror or error}") from error
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            data: bytes = stream.read1(BLOCK)  # type: ignore[attr-defined]
+        except BROKEN:
+            self.flaws.append(f"{self.name} is cut off or damaged: what comes after is not known")
+            return b""
+        except OSError as error:
+            raise ConfigError(self.unreadable(error)) from error
+        return data
+
+    def unreadable(self, error: OSError) -> str:
+        """Return what is said of it if it cannot be read."""
+        return f"{self.name}: cannot be read: {(error.strerror or str(error)).lower()}"
 
 
 def find(names: Sequence[str]) -> list[Log]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from preflight.errors import printable
+from preflight.json_schema import DRAFT
 from preflight.triage.family import Family
 from preflight.triage.hypotheses import Hypothesis, hypotheses, stage
 from preflight.triage.rule import Kind
@@ -20,7 +21,10 @@ TEXT = 400
 class Part(BaseModel):
     """A part of the answer; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_serialization_defaults_required=True,  # all that we write has all keys
+    )
 
 
 class Evidence(Part):
@@ -42,6 +46,16 @@ class Error(Part):
     text: str
 
 
+class Shown(Part):
+    """What a check says on some nodes, which bears on a hypothesis."""
+
+    check: str
+    nodes: list[str]
+    status: Literal["pass", "skip", "warn", "unknown", "fail"]
+    summary: str
+    fix: str | None
+
+
 class Cause(Part):
     """A hypothesis."""
 
@@ -56,8 +70,24 @@ class Cause(Part):
     confirm: str
     checks: list[str]
     """What would show it, `check` first."""
+    peers: list[str]
+    """Nodes, or addresses of which no rank has told whose they are, that these tried to reach."""
     confirmed: Literal["yes", "no", "unknown"] | None = None
-    """What the cluster says; null: it was not asked."""
+    """What the cluster says; null: it was not asked, or no check can know."""
+    shown: list[Shown] = []
+    """What its checks say of it."""
+
+
+class Asked(Part):
+    """What the cluster was asked."""
+
+    nodes: list[str]
+    """That hypotheses name."""
+    peers: list[str]
+    """Other nodes, to meet those and to compare them with."""
+    mapped: list[str]
+    """How ranks and names of the logs became nodes of the inventory, where that is not plain."""
+    unreached: list[str]
 
 
 class Moment(Part):
@@ -94,6 +124,10 @@ class Triage(Part):
     ranks: list[RankFacts]
     untold: list[str]
     """What the logs cannot tell, and what to set next time to know."""
+    command: str | None = None
+    """What checks it on the cluster; null: no check can."""
+    asked: Asked | None = None
+    """Null: the cluster was not asked."""
     files: int
     launches: int
 
@@ -102,11 +136,33 @@ class Triage(Part):
         return self.model_dump_json(indent=2, by_alias=True) + "\n"
 
 
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the answers that are written."""
+    return {"$schema": DRAFT, **Triage.model_json_schema(mode="serialization")}
+
+
 NO_FAULT = "no fault is told in these logs"
+NOT_KNOWN = "nothing in these logs is known"
+NOTHING = (
+    "looked for: what NCCL, torch.distributed, torchrun, Slurm, Ray, DeepSpeed, Open MPI, the "
+    "kernel (Xid, mlx5, OOM) and Fabric Manager say, and Python tracebacks",
+    "give what the job's ranks wrote to stdout and stderr, the kernel logs (dmesg) of their nodes, "
+    "and nccl_trace_rank_* files",
+)
+"""What is said where no line is known."""
 
 
-def triage(stories: Sequence[Story], families: Sequence[Family], files: int) -> Triage:
-    """Return what is to be said: of the last launch in which something went wrong."""
+def triage(
+    stories: Sequence[Story], families: Sequence[Family], files: int, flaws: Sequence[str] = ()
+) -> Triage:
+    """Return what is to be said: of the last launch in which something went wrong.
+
+    Args:
+        stories: what was read, by launch.
+        families: what is known of causes.
+        files: how many were read.
+        flaws: what of them could not be.
+    """
     found = [(story, hypotheses(story, families)) for story in stories]
     story, ranked = next(
         ((one, some) for one, some in reversed(found) if some),
@@ -118,10 +174,10 @@ def triage(stories: Sequence[Story], families: Sequence[Family], files: int) -> 
         headline=headline(story, ranked),
         stage=stage(story) or None,
         first_error=of_error(story, error) if error else None,
-        hypotheses=[of_hypothesis(one) for one in ranked],
+        hypotheses=[of_hypothesis(one, story) for one in ranked],
         timeline=timeline(story),
         ranks=ranks(story),
-        untold=untold(story, ranked),
+        untold=[*flaws, *(untold(story, ranked) if story else NOTHING)],
         files=files,
         launches=len(stories),
     )
@@ -129,6 +185,8 @@ def triage(stories: Sequence[Story], families: Sequence[Family], files: int) -> 
 
 def headline(story: Story, ranked: Sequence[Hypothesis]) -> str:
     """Return what is to be known first."""
+    if not story:
+        return NOT_KNOWN
     if ranked:
         return ranked[0].says
     if any(True for _ in story.events(Kind.CONSEQUENCE)):
@@ -149,7 +207,7 @@ def of_error(story: Story, seen: Seen) -> Error:
     )
 
 
-def of_hypothesis(one: Hypothesis) -> Cause:
+def of_hypothesis(one: Hypothesis, story: Story) -> Cause:
     """Return a hypothesis as data."""
     return Cause(
         cause=one.cause,
@@ -162,7 +220,18 @@ def of_hypothesis(one: Hypothesis) -> Cause:
         fix=one.fix,
         confirm=one.confirm,
         checks=list(one.checks),
+        peers=peers(one, story),
     )
+
+
+def peers(one: Hypothesis, story: Story) -> list[str]:
+    """Return whom the lines of a hypothesis tell of beside those who wrote them."""
+    owners = {
+        seen.told["address"]: story.node_of(who) for who, seen in story.stated("address").items()
+    }
+    told = [seen.told["address"] for seen in one.evidence if seen.told.get("address")]
+    named = dict.fromkeys(owners.get(address) or address for address in told)
+    return [printable(name) for name in named if name not in one.nodes]
 
 
 def of_line(seen: Seen) -> Evidence:
