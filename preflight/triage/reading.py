@@ -62,6 +62,8 @@ class Reader:
         head = log.head()
         if flight_recorder.is_dump(head):
             self._documents += self.dumped(log, head)
+        elif b"\0" in head.strip(b"\0"):  # a log that was emptied while it was written begins so
+            log.flaws.append(f"{log.name} is no text: it was left out")
         else:
             self.read_lines(ras.as_text(log) if ras.is_ras(head) else log)
 
