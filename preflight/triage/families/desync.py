@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from preflight.triage.family import Finding
-from preflight.triage.rule import FOLLOWED, Kind, Rule
+from preflight.triage.rule import Kind, Rule
 from preflight.triage.story import Story
 from preflight.triage.words import (
     DETAIL,
@@ -158,7 +158,6 @@ def find(story: Story) -> Iterator[Finding]:
     yield from fingerprints(story)
     yield from reported(story)
     yield from gloo(story)
-    yield from gone(story)
 
 
 def fingerprints(story: Story) -> Iterator[Finding]:
@@ -244,23 +243,3 @@ def gloo(story: Story) -> Iterator[Finding]:
         ranks=tuple(silent or waited),
         checks=() if silent else ("network.ephemeral", "network.path_mtu", "network.interface"),
     )
-
-
-def gone(story: Story) -> Iterator[Finding]:
-    """Find the one rank that said nothing when all others lost their connections to it."""
-    if any(True for _ in story.events(Kind.SYMPTOM, Kind.CAUSE)):
-        return
-    lost = [seen for seen in story.of_rule(FOLLOWED) if rank_of(story, seen) >= 0]
-    silent = absent(story, {rank_of(story, seen) for seen in lost}) if lost else []
-    if len(silent) == 1:
-        who = ranked(story, silent)
-        yield Finding(
-            cause="job.rank_crashed",
-            kind=Kind.SYMPTOM,
-            says=f"{who} ended before all others, and said nothing",
-            confidence=0.45,
-            fix=f"see the end of the log of {who}, and the kernel log of its node",
-            evidence=tuple(sorted(lost, key=lambda seen: seen.order)),
-            ranks=tuple(silent),
-            checks=("host.memory", "host.kernel_log"),
-        )

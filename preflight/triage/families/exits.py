@@ -10,6 +10,7 @@ from preflight.triage.families.consequences import ENDS_ITSELF
 from preflight.triage.family import Finding
 from preflight.triage.rule import FOLLOWED, Kind, Rule
 from preflight.triage.story import Seen, Story
+from preflight.triage.words import absent, rank_of, ranked
 
 BY_SIGNAL = 128
 """Shells and container engines tell a signal as a code above it."""
@@ -98,7 +99,7 @@ class Meaning(NamedTuple):
 SEGFAULT = Meaning(
     "job.rank_crashed",
     Kind.CAUSE,
-    0.85,
+    0.91,
     "crashed: {name}",
     "run again with PYTHONFAULTHANDLER=1 to see in which extension; upgrade or rebuild it",
     "dmesg -T | grep -i segfault",
@@ -152,6 +153,8 @@ def find(story: Story) -> Iterator[Finding]:
         if meaning and not explained(story, code):
             those = [one for one in every if one.code == code]
             yield finding(story, meaning, code, those)
+    if not any(one.code in MEANINGS for one in every):
+        yield from gone(story)
 
 
 def explained(story: Story, code: int) -> bool:
@@ -161,9 +164,34 @@ def explained(story: Story, code: int) -> bool:
         return bool(causes & {"job.time_limit", "job.preempted"})
     if code == -signal.SIGABRT or code > 0:
         told = any(True for _ in story.events(Kind.SYMPTOM, Kind.CAUSE))
-        after = ENDS_ITSELF if code < 0 else FOLLOWED
-        return told or bool(story.of_rule(after))
+        ended = story.of_rule(ENDS_ITSELF) if code < 0 else lost(story)
+        return told or bool(ended)
     return False
+
+
+def lost(story: Story) -> list[Seen]:
+    """Return where ranks say that they lost another: the launcher, which says it too, is none."""
+    return [seen for seen in story.of_rule(FOLLOWED) if "ChildFailedError" not in seen.text]
+
+
+def gone(story: Story) -> Iterator[Finding]:
+    """Find the one rank that said nothing when all others lost their connections to it."""
+    if any(True for _ in story.events(Kind.SYMPTOM, Kind.CAUSE)):
+        return
+    told = [seen for seen in lost(story) if rank_of(story, seen) >= 0]
+    silent = absent(story, {rank_of(story, seen) for seen in told}) if told else []
+    if len(silent) == 1:
+        who = ranked(story, silent)
+        yield Finding(
+            cause="job.rank_crashed",
+            kind=Kind.SYMPTOM,
+            says=f"{who} ended before all others, and said nothing",
+            confidence=0.45,
+            fix=f"see the end of the log of {who}, and the kernel log of its node",
+            evidence=tuple(sorted(told, key=lambda seen: seen.order)),
+            ranks=tuple(silent),
+            checks=("host.memory", "host.kernel_log"),
+        )
 
 
 def finding(story: Story, meaning: Meaning, code: int, those: list[Exit]) -> Finding:

@@ -105,15 +105,18 @@ RULES = (
         confidence=LIKELY,
         checks=("gpu.processes",),
     ),
-    cause(
-        r"(?:[Mm]emory cgroup o|O)ut of memory: Kill(?:ed)? process (?P<victim>\d{1,9}) "
+    Rule(
+        r"(?:[Mm]emory cgroup o|O)ut of memory: Kill(?:ed)? process (?P<pid>\d{1,9}) "
         r"\((?P<program>[^)]{1,40})\)",
-        OOM,
-        "the kernel of {node} killed {program} (pid {victim}): no memory was left",
-        HOST_MEMORY,
-        "Linux mm/oom_kill.c",
+        Kind.CAUSE,
+        cause=OOM,
+        says="the kernel of {node} killed {program} (pid {victim}): no memory was left",
+        confidence=SURE,
+        fix=HOST_MEMORY,
         confirm=SEE_KERNEL,
         checks=("host.memory",),
+        refine=lambda told: {"victim": told["pid"]},
+        source="Linux mm/oom_kill.c",
     ),
     cause(
         r"invoked oom-killer: gfp_mask|oom-kill:constraint=",
