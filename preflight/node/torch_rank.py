@@ -33,6 +33,8 @@ NEVER = datetime.timedelta(days=1)
 class Device:
     """Where a rank's tensors are, and what carries them: a GPU and NCCL, or the CPU and Gloo.
 
+    What it does with a GPU is by torch's documentation: the tests have none, and go by Gloo.
+
     Args:
         torch: the module.
         name: as torch calls it: `cuda:3` (of those that CUDA_VISIBLE_DEVICES leaves), or `cpu`.

@@ -28,11 +28,18 @@ class Distributed:
     __name__ = "torch.distributed"
     ProcessGroupGloo = None
     def is_available(self): return {there}
-    def is_nccl_available(self): return False
+    def is_nccl_available(self): return {nccl}
     class TCPStore:
         def __init__(self, *given, **named):
             {store}
             self.port = 4711
+class cuda:
+    class nccl:
+        version = staticmethod(lambda: (2, 21, 5))
+    def device_count():
+        import os, pathlib
+        pathlib.Path(__file__).with_name("asked").write_text(str(os.getpid()))
+        return 8
 import sys
 sys.modules["torch.distributed"] = distributed = Distributed()
 __path__ = []
@@ -91,10 +98,10 @@ def ordered(door: str, **more: Any) -> list[Mapping[str, Any]]:
 def fake(tmp_path: Path) -> Any:
     """Make an interpreter that imports a torch made here."""
 
-    def make(there: str = "True", store: str = "pass") -> dict[str, Any]:
+    def make(there: str = "True", store: str = "pass", nccl: str = "False") -> dict[str, Any]:
         folder = tmp_path / "site"
         folder.mkdir()
-        (folder / "torch.py").write_text(TORCH.format(there=there, store=store))
+        (folder / "torch.py").write_text(TORCH.format(there=there, store=store, nccl=nccl))
         return {"env": {"PYTHONPATH": str(folder)}}
 
     return make
@@ -190,6 +197,16 @@ def test_orders(fake: Any) -> None:
         assert told[0]["at"] == "store"
     with pytest.raises(Unobservable, match="does not answer"):
         ordered(ready["door"], task="store", port=0, besides=29500)
+
+
+def test_gpus_are_counted_by_a_process_of_its_own(fake: Any, tmp_path: Path) -> None:
+    """No child of one that has woken CUDA could use a GPU."""
+    with holding(**fake(nccl="True")) as ready:
+        assert (ready["gpus"], ready["nccl"]) == (8, "2.21.5")
+        asked = (tmp_path / "site" / "asked").read_text()
+        assert not Path("/proc", asked).exists()
+        told = ordered(ready["door"], task="store", port=0, besides=29500)
+        assert told[-1]["stage"] == "listening"
 
 
 def test_a_child_that_hangs_is_killed(fake: Any) -> None:
