@@ -163,11 +163,7 @@ def triage(
         files: how many were read.
         flaws: what of them could not be.
     """
-    found = [(story, hypotheses(story, families)) for story in stories]
-    story, ranked = next(
-        ((one, some) for one, some in reversed(found) if some),
-        found[-1] if found else (Story(), []),
-    )
+    story, ranked = last_that_failed(stories, families)
     errors = [*story.events(Kind.SYMPTOM, Kind.CAUSE)] or [*story.events(Kind.CONSEQUENCE)]
     error = first(errors)
     return Triage(
@@ -181,6 +177,15 @@ def triage(
         files=files,
         launches=len(stories),
     )
+
+
+def last_that_failed(
+    stories: Sequence[Story], families: Sequence[Family]
+) -> tuple[Story, list[Hypothesis]]:
+    """Return the launch that is told of, and what may have ended it."""
+    found = [(story, hypotheses(story, families)) for story in stories]
+    last = found[-1] if found else (Story(), [])
+    return next((one for one in reversed(found) if one[1]), last)
 
 
 def headline(story: Story, ranked: Sequence[Hypothesis]) -> str:
