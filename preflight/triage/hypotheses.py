@@ -91,8 +91,9 @@ def place(one: Hypothesis) -> tuple[str, int]:
 def of_rules(story: Story) -> Iterable[Finding]:
     """Yield what single lines tell, once for each rule and each way in which it says it."""
     found: dict[tuple[int, str], list[Seen]] = {}
+    harmless = story.lived_through()
     for seen in story.events(Kind.SYMPTOM, Kind.CAUSE):
-        if seen.rule.cause:
+        if seen.rule.cause and (seen.file, seen.line) not in harmless:
             found.setdefault((id(seen.rule), filled(seen.rule.says, seen, story)), []).append(seen)
     for (_, says), lines in found.items():
         lines.sort(key=lambda seen: (seen.file, seen.order))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from preflight.triage.rule import Kind, Rule
 
 SURE = 0.93
@@ -18,6 +20,7 @@ def cause(
     kind: Kind = Kind.CAUSE,
     checks: tuple[str, ...] = (),
     confirm: str = "",
+    refine: Callable[[Mapping[str, str]], Mapping[str, str] | None] | None = None,
 ) -> Rule:
     """Return a rule of a line about how the job was launched."""
     return Rule(
@@ -30,5 +33,6 @@ def cause(
         confirm=confirm or f"preflight run --only {name}",
         checks=checks,
         stage="launch",
+        refine=refine,
         source=source,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from preflight.triage.prefix import Who
-from preflight.triage.rule import Kind, Rule
+from preflight.triage.rule import FOLLOWED, RAISED, WENT_ON, Kind, Rule
 
 KEPT = 4
 """Lines of one rule and one rank that are kept as evidence; the others are counted."""
@@ -134,6 +134,24 @@ class Story:
             one.file == seen.file and one.order > seen.order and one.rule.stage in FURTHER
             for one in self.events(Kind.FACT)
         )
+
+    def lived_through(self) -> set[tuple[str, int]]:
+        """Return the lines (file, number) that end a traceback after which their rank trained on.
+
+        Where nobody says whose lines they are, they are of that kind only if nothing else failed.
+        """
+        after = {(seen.file, seen.who): seen.line for seen in self.of_rule(WENT_ON)}
+        ended = [seen for rule in (RAISED, FOLLOWED) for seen in self.of_rule(rule)]
+        found = {
+            (seen.file, seen.line): seen.who.rank is not None
+            for seen in ended
+            if after.get((seen.file, seen.who), 0) > seen.line
+        }
+        failed = any(
+            (seen.file, seen.line) not in found
+            for seen in self.events(Kind.CONSEQUENCE, Kind.SYMPTOM, Kind.CAUSE)
+        )
+        return {line for line, by_rank in found.items() if by_rank or not failed}
 
     def stated(self, fact: str) -> dict[Who, Seen]:
         """Return the line in which each has stated a fact; `line.told[fact]` is its value."""

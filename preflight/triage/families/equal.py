@@ -10,6 +10,12 @@ from preflight.triage.rule import Kind, Rule
 from preflight.triage.story import Seen, Story
 
 ENV = "launch.env"
+ALIKE = (
+    *("ALGO", "PROTO", "NET", "NET_PLUGIN", "IB_DISABLE", "P2P_DISABLE", "SHM_DISABLE"),
+    *("BUFFSIZE", "MIN_NCHANNELS", "MAX_NCHANNELS", "NTHREADS", "CROSS_NIC", "COLLNET_ENABLE"),
+    *("NVLS_ENABLE", "CUMEM_ENABLE", "MNNVL_ENABLE", "TOPO_FILE", "GRAPH_FILE"),
+)
+"""Settings that make ranks choose another way through the network, or another algorithm."""
 NO_MATCH = cause(
     r"\bVersion mismatch: The cluster was started with:",
     "software.python",
@@ -30,7 +36,7 @@ def setting(told: Mapping[str, str]) -> Mapping[str, str]:
 
 
 NCCL_SETTING = Rule(
-    r"NCCL INFO NCCL_(?P<name>[A-Z][A-Z0-9_]{1,40}) set by environment to (?P<value>\S{1,120})",
+    r"NCCL INFO NCCL_(?P<name>" + "|".join(ALIKE) + r") set by environment to (?P<value>\S{1,120})",
     Kind.FACT,
     refine=setting,
     source="NCCL misc/param.cc: of the environment, and of /etc/nccl.conf and ~/.nccl.conf",
@@ -53,8 +59,7 @@ RULES = (
     VERSION,
     NCCL_SETTING,
     cause(
-        r"NCCL WARN (?:Could not open XML (?:graph|topology) file (?P<path>\S{1,300})"
-        r"|XML (?:Import|Export) Channel : (?:dev|rank) -?\w{1,20} not found"
+        r"NCCL WARN (?:XML (?:Import|Export) Channel : (?:dev|rank) -?\w{1,20} not found"
         r"|XML (?:Parse|Mismatch|Graph has wrong|Topology has wrong))",
         ENV,
         "NCCL of {who} was given a topology or graph file that is not of this machine",
@@ -94,12 +99,6 @@ RULES = (
         "Ray client",
     ),
 )
-ALIKE = (
-    *("ALGO", "PROTO", "NET", "NET_PLUGIN", "IB_DISABLE", "P2P_DISABLE", "SHM_DISABLE"),
-    *("BUFFSIZE", "MIN_NCHANNELS", "MAX_NCHANNELS", "NTHREADS", "CROSS_NIC", "COLLNET_ENABLE"),
-    *("NVLS_ENABLE", "CUMEM_ENABLE", "MNNVL_ENABLE", "TOPO_FILE", "GRAPH_FILE"),
-)
-"""Settings that make ranks choose another way through the network, or another algorithm."""
 
 
 def find(story: Story) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ NONE = Rule(
     source="NCCL bootstrap.cc, transport/net_socket.cc, net_ib.cc, 2.4 to 2.30",
 )
 FAMILY = Rule(
-    r"connecting to address .{0,80}?with family (?P<family>\d{1,6}) is neither AF_INET",
+    r"connecting to address .*with family (?P<family>\d{1,6}) is neither AF_INET",
     Kind.SYMPTOM,
     cause="software.nccl",
     says="{who} was given an address that is none: another rank has another NCCL, or found no "
@@ -118,7 +118,7 @@ RULES = (
         source="vLLM executor/ray_distributed_executor.py",
     ),
     Rule(
-        r"No available node types can fulfill resource request \{.{0,120}?'node:(?P<wanted>"
+        r"No available node types can fulfill resource request \{.*'node:(?P<wanted>"
         r"[\w.:]{2,60})'",
         Kind.SYMPTOM,
         cause=IFACE,

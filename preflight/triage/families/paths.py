@@ -55,16 +55,6 @@ RULES = (
         confidence=0.8,
         checks=("access.ssh", "access.python"),
     ),
-    cause(
-        r"couldn't chdir to `?'?(?P<path>/[^:'\r]{1,300})'?: No such file or directory",
-        PATHS,
-        "{node} has no directory {path}, in which Slurm starts the ranks",
-        SAME_PATHS,
-        "slurmstepd",
-        confidence=0.7,
-        kind=Kind.SYMPTOM,
-        checks=("storage.mounts",),
-    ),
     # SSH
     cause(
         r"ssh: connect to host (?P<host>[\w.:-]{1,253}) port \d{1,5}: (?P<why>[A-Z][\w ]{4,60})",

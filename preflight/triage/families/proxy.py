@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from preflight.triage.launched import cause
 from preflight.triage.rule import Kind
 
@@ -10,6 +12,19 @@ DIRECT = (
     "put the nodes' names and addresses into no_proxy and NO_PROXY, or unset http_proxy, "
     "https_proxy and all_proxy for the job"
 )
+
+
+def unconnected(told: Mapping[str, str]) -> Mapping[str, str]:
+    """Return why gRPC did not connect: if the other node refused it, no proxy was between."""
+    if why := told.get("why"):
+        return {
+            "blamed": "network.port",
+            "means": f": {why}",
+            "mend": "see whether the program there has ended; open its port",
+        }
+    return {"blamed": PROXY, "means": ": most often a proxy is between", "mend": DIRECT}
+
+
 RULES = (
     cause(
         r"redis\.exceptions\.ConnectionError: Connection closed by server",
@@ -29,24 +44,25 @@ RULES = (
         "gRPC core/handshaker/http_connect",
     ),
     cause(
-        r"(?:Tunnel connection failed: |Cannot connect to proxy)(?P<why>.{0,60})",
+        r"ProxyError: .*(?P<why>Tunnel connection failed: [\w ]{3,60}|Cannot connect to proxy)",
         PROXY,
-        "{who} did not come through the proxy",
+        "{who} did not come through the proxy: {why}",
         DIRECT,
         "urllib3",
         confidence=0.7,
         kind=Kind.SYMPTOM,
     ),
     cause(
-        r"failed to connect to all addresses[;\"' ](?:.{0,120}?(?P<why>Connection refused"
-        r"|Connection timed out|No route to host))?",
-        PROXY,
-        "{who} did not reach another node by gRPC",
-        "see whether http_proxy or https_proxy is set and no_proxy has the nodes; else open the "
-        "port it names",
+        r"(?:Error: .*|details = \")failed to connect to all addresses(?:.*(?P<why>Connection "
+        r"refused|Connection timed out|No route to host))?",
+        "{blamed}",
+        "{who} did not reach another node by gRPC{means}",
+        "{mend}",
         "gRPC, Ray",
-        confidence=0.5,
+        confidence=0.55,
         kind=Kind.SYMPTOM,
-        checks=("network.port", "network.firewall"),
+        checks=(PROXY, "network.port", "network.firewall"),
+        confirm="env | grep -i proxy on each node; preflight run --only launch.proxy,network.port",
+        refine=unconnected,
     ),
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from preflight.triage.family import Finding
 from preflight.triage.rule import Kind, Rule
-from preflight.triage.story import Seen, Story
+from preflight.triage.story import FURTHER, Seen, Story
 
 PORT, PLAN, NAMES = "network.port", "launch.plan", "network.names"
 STAGE = "rendezvous"
@@ -343,9 +343,10 @@ def awaited(story: Story) -> Iterator[Finding]:
 
 def taken(story: Story) -> Iterator[Finding]:
     """Yield that a port was in use, where the job went wrong after that."""
-    wrong = [*story.events(Kind.CONSEQUENCE, Kind.SYMPTOM, Kind.CAUSE)]
     for seen in story.of_rule(BOUND):
-        if any(one.file == seen.file and one.order > seen.order for one in wrong):
+        after = [one for one in story.events() if one.file == seen.file and one.order > seen.order]
+        further = any(one.rule.stage in FURTHER for one in after if one.rule.kind is Kind.FACT)
+        if not further and any(one.rule.kind > Kind.FACT for one in after):
             yield Finding(
                 cause=PORT,
                 kind=Kind.SYMPTOM,
