@@ -90,7 +90,8 @@ class Sieve:
 
 def line_start(block: bytes, position: int) -> int:
     """Return where the line begins; progress bars end theirs with a carriage return."""
-    return max(block.rfind(b"\n", 0, position), block.rfind(b"\r", 0, position)) + 1
+    start = block.rfind(b"\n", 0, position) + 1
+    return max(start, block.rfind(b"\r", start, position) + 1)
 
 
 def line_end(block: bytes, position: int) -> int:
