@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import signal
-import tempfile
 import time
 from pathlib import Path
 from shlex import join
@@ -19,7 +18,7 @@ from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
 from preflight.api import Absent, Node, Unobservable
 from preflight.node.container import entered
-from preflight.node.followed import GRACE_S, MEMORY, Followed, Report
+from preflight.node.followed import GRACE_S, Followed, Report
 from preflight.node.nccl_tests import Told, parsed, refined
 from preflight.node.software import PASSED
 from preflight.node.toolbox import started
@@ -33,6 +32,8 @@ ROUNDS = 2 * (REPEATS + 2)
 """How often each size is done: in place and not, with one before and one to see the sums."""
 WRITES = re.compile(r"^# Writing JSON output to ", re.MULTILINE)
 """Since 2.17.3."""
+NO_FILES = {"OMPI_MCA_orte_create_session_dirs": "0", "PMIX_MCA_gds": "hash"}
+"""A build with Open MPI that runs alone makes a folder in /tmp else, and leaves it when killed."""
 DEBUG = {"NCCL_DEBUG": "WARN"}
 """Where nobody says otherwise: NCCL then says why it fails."""
 MARK = "OMPI_MCA_preflight_run"
@@ -121,9 +122,6 @@ def measured(node: Node, plan: Plan) -> Outcome:
     each = plan["nodes"][0][2] if plan["how"] == "alone" else 1
     words = [*argv, plan["program"], *SIZES, *COUNTS, "-g", str(each)]
     with contextlib.ExitStack() as stack:
-        if plan["how"] == "alone" and not plan["container"]:  # a build with MPI leaves a folder
-            folder = tempfile.TemporaryDirectory(prefix="preflight-", dir=MEMORY)
-            env["OMPI_MCA_orte_tmpdir_base"] = stack.enter_context(folder)
         report = stack.enter_context(Report(WRITES)) if has_report(plan) else None
         more = ["-I", "1", "-J", report.path] if report else []
         process = started_by(node, [*words, *more], env)
@@ -170,8 +168,8 @@ def next_row(told: Told) -> float:
 
 
 def has_report(plan: Plan) -> bool:
-    """Whether rank 0 writes its JSON where this node can read it."""
-    return plan["each"] and plan["how"] != "srun" and not plan["container"]
+    """Whether there are several processes to tell of, and rank 0 is on this node."""
+    return plan["each"] and plan["how"] == "mpirun"
 
 
 # ---- how it is started -----------------------------------------------------------------------
@@ -190,7 +188,7 @@ def start_of(node: Node, plan: Plan, ranks: int) -> tuple[list[str], dict[str, s
         given = {name: env[name] for name in env if PASSED.fullmatch(name) or name[:5] == "NCCL_"}
         return [*entered(plan["container"], given), "timeout", CONTAINED_S], {}
     if plan["how"] == "alone":
-        return ["env"], env
+        return ["env"], {**env, **NO_FILES}
     if plan["how"] == "srun":
         return by_srun(plan, ranks), {**env, **plan["slurm"], MARK: plan["mark"]}
     return by_mpirun(node, plan, ranks), {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster.blame import causes, results, summary
+from tests.cluster.machine import wait_until
 from tests.cluster.nccl_tests import PROGRAM
 from tests.cluster.slurm import allocation
 from tests.cluster.test_collective import TORCH
@@ -209,3 +211,16 @@ def test_a_hang(equipped: Testbed) -> None:
         "an all_reduce of 4 nodes does not end: in the all_reduce: no end, cut off"
     )
     assert Path(PROGRAM).name not in str([equipped.survivors(node) for node in equipped.names])
+
+
+def test_nothing_is_left_when_it_is_interrupted(equipped: Testbed) -> None:
+    equipped.play("tb3", hang="row")
+    inventory = equipped.inventory(ssh={"user": "root"})
+    before = {node: equipped.files(node) for node in equipped.names}
+    with equipped.start("run", str(inventory), "--only", CHECK) as process:
+        run_there = f"{PROGRAM} -b"
+        wait_until(lambda: run_there in str(equipped.survivors("tb3")), run_there, 60)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    wait_until(lambda: not any(map(equipped.survivors, equipped.names)), "all has ended", 20)
+    assert {node: equipped.files(node) for node in equipped.names} == before
