@@ -151,7 +151,7 @@ def digest(told: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> Run:
         told: by its ranks; what has no `rank` is of all of them.
         nodes: of all ranks.
     """
-    ranks = list(dict.fromkeys(one["rank"] for one in told if "rank" in one)) or [0]
+    ranks = sorted({one["rank"] for one in told if "rank" in one}) or [0]
     runs = [of_one(rank, [o for o in told if o.get("rank", rank) == rank], nodes) for rank in ranks]
     worst = min(runs, key=lambda run: (not own(run), is_good(run), not run["at"]))
     together = [one_size(sizes) for sizes in zip(*(run["sizes"] for run in runs))]

@@ -34,3 +34,26 @@ from preflight.node.ranks import digest, in_words
 def test_an_error_of_torch_in_words(error: str, words: str) -> None:
     told = [{"stage": "error", "at": "all_reduce", "error": error}]
     assert in_words(digest(told, {0: "n1", 1: "n2"})) == words
+
+
+def test_ranks_of_a_node_in_their_order() -> None:
+    size = {"stage": "size", "bytes": 4096, "count": 3, "busy": 0.5}
+    told = [
+        {**size, "rank": 3, "ms": 2.0, "wrong": 0},
+        {**size, "rank": 2, "ms": 1.0, "wrong": 5},
+        {"stage": "done", "rank": 3},
+        {"stage": "done", "rank": 2},
+    ]
+    run = digest(told, {0: "n1", 1: "n1", 2: "n2", 3: "n2"})
+    assert (run["at"], run["rank"], run["world"]) == ("", 2, 4)
+    (found,) = run["sizes"]
+    assert (found["ranks"], found["ms"], found["wrong"]) == ([1.0, 2.0], 2.0, 5)
+
+
+def test_the_rank_that_failed_by_itself_is_told_of() -> None:
+    told = [
+        {"stage": "error", "rank": 0, "at": "all_reduce", "error": "Connection reset by peer"},
+        {"stage": "ended", "rank": 1, "signal": 11},
+    ]
+    run = digest(told, {0: "n1", 1: "n1"})
+    assert (run["rank"], in_words(run)) == (1, "its rank was ended by SIGSEGV")
