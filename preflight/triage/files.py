@@ -175,19 +175,35 @@ def named(name: str) -> Iterator[Log]:
     if name == STDIN:
         yield Log("stdin", None)
         return
-    path = Path(name)
-    if path.is_dir():
-        files = [one for one in sorted(path.rglob("*")) if one.is_file()]
-        if not files:
-            raise ConfigError(f"{name}: there is no file in this folder")
-    elif path.exists():
-        files = [path]
-    else:
-        matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - of absolute names too
-        files = [Path(one) for one in matches if Path(one).is_file()]
-        if not files:
-            raise ConfigError(f"{name}: there is no such file")
+    try:
+        files = paths(name)
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {(error.strerror or '').lower()}") from error
     if len(files) > MOST_FILES:
         raise ConfigError(f"{name}: {len(files)} files are more than {MOST_FILES}; name a part")
     for one in files:
         yield Log(str(one), one)
+
+
+def paths(name: str) -> list[Path]:
+    """Return the files of a name; pipes, sockets and devices in folders are no logs.
+
+    Raises:
+        ConfigError: there is none.
+        OSError: it cannot be told.
+    """
+    path = Path(name)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        files = [one for one in sorted(path.rglob("*")) if one.is_file()]
+        if not files:
+            raise ConfigError(f"{name}: there is no file in this folder")
+        return files
+    if path.exists():
+        raise ConfigError(f"{name}: is a pipe, socket or device: COMMAND | preflight triage -")
+    matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - of absolute names too
+    files = [Path(one) for one in matches if Path(one).is_file()]
+    if not files:
+        raise ConfigError(f"{name}: there is no such file")
+    return files
