@@ -5,8 +5,9 @@ Why: only the rendezvous is on a port that is known before. NCCL, Gloo and torch
     connected to the master, and hanging in the first collective.
 Facts: address and subnet (of the node on the data plane), ports (two that the kernel gave our
     listeners), answers (by other node and port: what came of dialling it, which ICMP message turned
-    it away and whose). A dial is well when our listener answers a secret with another one. Above 64
-    nodes a sample: each one meets at least eight others and the master.
+    it away and whose). A dial is well when our listener answers a secret with another one. Who is
+    silent is dialled once more (tries), since a lost packet is no firewall. Above 64 nodes a
+    sample: each one meets at least eight others and the master.
 Source: bind(2), connect(2), ip(7) IP_RECVERR; ports of net.ipv4.ip_local_port_range.
 Fix: let all TCP ports through between the nodes, or net.ipv4.ip_local_port_range of all nodes.
 """
@@ -19,7 +20,17 @@ from typing import Any, Mapping
 
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown
 from preflight.node.launch import wanted
-from preflight.node.mesh import Answer, addresses, briefly, dial_all, hold, in_words, message
+from preflight.node.mesh import (
+    DIALS_S,
+    Answer,
+    addresses,
+    briefly,
+    dial_all,
+    hold,
+    in_words,
+    message,
+    noting,
+)
 from preflight.node.pairs import (
     Culprit,
     Pair,
@@ -32,12 +43,10 @@ from preflight.node.pairs import (
     stricken,
     told,
 )
-from preflight.node.ports import CONNECT_S, ECHO_S, MORE_PORTS, NO_PORT, OK, SILENT
+from preflight.node.ports import MORE_PORTS, NO_PORT, OK, SILENT
 
 PORTS = 2
 """Of each node: one could be a port that happens to be let through."""
-DIAL_S = 3 * (CONNECT_S + ECHO_S) + 5
-"""For all dials of a node: 128 are under way at once, of which all may be silent."""
 FIREWALL = "network.firewall"
 """What can explain that our listeners are not reached."""
 EXPLAINED: Mapping[str, tuple[str, ...] | None] = {
@@ -93,7 +102,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
             )
             for node, others in goes.items()
         }
-        replies = fleet.map(dial_all, targets, DIAL_S)
+        replies = fleet.map(dial_all, targets, DIALS_S)
     for node, reply in replies.items():
         facts[node]["answers"] = reply.value or {}
         facts[node]["problem"] = message(reply)
@@ -114,7 +123,10 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
         if got
     }
     rows = stricken(blame(tried, facts), list(facts))
-    return {node: of_node(node, facts, rows, tried) for node in facts}
+    return {
+        node: noting(of_node(node, facts, rows, tried), fact["answers"])
+        for node, fact in facts.items()
+    }
 
 
 def of_node(

@@ -54,7 +54,7 @@ from preflight.node.chosen import (
     users,
 )
 from preflight.node.launch import wanted
-from preflight.node.mesh import briefly
+from preflight.node.mesh import briefly, noting
 from preflight.node.net import NCCLS, Network, main_interfaces, strayed, usual_choice
 from preflight.node.pairs import Culprit, about, blame, of_all, present, stricken
 
@@ -67,9 +67,6 @@ CARRIED = (
 FURTHER = ("network.route", "collective.all_reduce", "collective.pairs")
 """What can follow from a choice besides that of where ranks meet."""
 SLOWS = ("network.bandwidth", "collective.all_reduce", "collective.pairs")
-
-
-# ---- judging -------------------------------------------------------------------------------
 
 
 def compare(facts: Mapping[str, Chosen], want: Want) -> dict[str, Verdict]:
@@ -106,11 +103,12 @@ def well(node: str, fact: Chosen, want: Want) -> Verdict:
         return skip(f"one node alone: {words}")
     if fact["problem"] or not fact["answers"]:
         return unknown(fact["problem"] or "no other node could be dialled")
-    bad = [b for b, got in fact["answers"].items() if not any(map(is_well, got.values()))]
+    met = {b: [*got.values()] for b, got in fact["answers"].items()}
+    bad = [b for b, got in met.items() if not any(map(is_well, got))]
     rest = f"; to {some(bad)} there is no way, which is told elsewhere" if bad else ""
-    count = len(fact["answers"])
-    sample = of_all(count, len(want.nodes))
-    return ok(f"{words}{f'; dialled {count} nodes{sample}' if sample else ''}{rest}")
+    sample = of_all(len(met), len(want.nodes))
+    said = ok(f"{words}{f'; dialled {len(met)} nodes{sample}' if sample else ''}{rest}")
+    return noting(said, met)
 
 
 def by_whom(found: Iterable[Choice]) -> list[tuple[str, list[Choice]]]:

@@ -7,8 +7,9 @@ Facts: address and subnet (of the node on the data plane), interface and mtu (of
     other node: result; full, the packet that should pass, which is the smaller MTU of both; passes,
     the largest that does; who turned larger ones away with which ICMP message). Each direction is
     tried alone, since replies are short. A size counts as lost when small datagrams beside it were
-    answered six times and it never. Where not even small ones are answered, nothing is known. Above
-    64 nodes a sample: each one meets at least eight others and the master.
+    answered six times and it never. Where not even small ones are answered, nor when they are
+    sent once more (tries), nothing is known. Above 64 nodes a sample: each one meets at least eight
+    others and the master.
 Source: UDP with IP_MTU_DISCOVER = IP_PMTUDISC_PROBE and IP_RECVERR (ip(7), ipv6(7)) to echoes of
     preflight's own; RFC 1191, RFC 2923 for black holes. That a router says "fragmentation needed"
     is a warning only, since TCP heeds it.
@@ -24,7 +25,7 @@ from typing import Mapping, Sequence
 
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
-from preflight.node.mesh import addresses, message
+from preflight.node.mesh import addresses, message, noting
 from preflight.node.pairs import (
     Culprit,
     Pair,
@@ -148,7 +149,10 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
             verdicts[node] = unheard(node, quiet[node], facts)
         else:
             verdicts[node] = well(node, facts, results)
-    return verdicts
+    return {
+        node: noting(verdict, {b: [one] for b, one in facts[node]["passages"].items()})
+        for node, verdict in verdicts.items()
+    }
 
 
 def well(node: str, facts: Mapping[str, Mesh], results: Mapping[Pair, str]) -> Verdict:

@@ -8,8 +8,8 @@ Facts: listener (why our own could not be opened on the node, and who holds the 
     included), address (the master's on its data plane, else another one), meeting (the same of the
     master's address that MASTER_ADDR means on the node, if that is another), subnet (of the node's
     own address), others (what came of connecting to the listeners of other nodes, above 64 nodes of
-    a sample). A dial counts as ok when our listener answers a secret with another one. Nothing
-    connects to a port that somebody else holds.
+    a sample). A dial counts as ok when our listener answers a secret with another one; who is
+    silent is dialled once more (tries). Nothing connects to a port that somebody else holds.
 Source: bind(2), connect(2), getaddrinfo(3), /proc/net/tcp and tcp6; pid and program by psutil where
     permitted; ip(7) IP_RECVERR for the ICMP message.
 Fix: let the port through between the nodes, or name another one: launch.port.
@@ -37,27 +37,21 @@ from preflight.api import (
     warn,
 )
 from preflight.node.launch import settings, wanted
-from preflight.node.mesh import Answer, addresses, dial_all, hold, in_words, message
+from preflight.node.mesh import (
+    Answer,
+    Dial,
+    addresses,
+    dial,
+    dial_all,
+    hold,
+    in_words,
+    message,
+    noting,
+)
 from preflight.node.net import interfaces, meeting_address
 from preflight.node.pairs import Placed, blame, partners, present, stricken, told
-from preflight.node.ports import (
-    CONNECT_S,
-    ECHO_S,
-    MORE_PORTS,
-    NO_PORT,
-    OK,
-    SILENT,
-    Dial,
-    Listener,
-    dial,
-    listen,
-    who,
-)
+from preflight.node.ports import DIAL_S, MORE_PORTS, NO_PORT, OK, SILENT, Listener, listen, who
 
-DIAL_S = CONNECT_S + ECHO_S + 2
-"""For one dial, with some time for a busy node."""
-MESH_S = DIAL_S
-"""For all dials to others: they are under way at once."""
 NONE: Mapping[str, Any] = {"ports": ()}
 OWN_FAULT = ("not permitted", NO_PORT)
 """Results that only the dialling node itself can have caused."""
@@ -150,7 +144,7 @@ def try_others(fleet: Fleet, want: Want, reach: Mapping[str, Reach]) -> None:
             for node, others in partners([*known], master).items()
         }
         dialling = {node: (*to, *secrets) for node, to in targets.items() if to[0]}
-        for node, reply in fleet.map(dial_all, dialling, MESH_S).items():
+        for node, reply in fleet.map(dial_all, dialling, DIAL_S).items():
             reach[node]["others"] = reply.value or {}
 
 
@@ -234,7 +228,14 @@ def compare(facts: Mapping[str, Reach], want: Want) -> dict[str, Verdict]:
     found = {
         node: [one[node] for one in (by_data, by_name, instead) if node in one] for node in by_data
     }
-    return {node: gravest(verdicts) for node, verdicts in found.items()}
+    return {node: noting(gravest(verdicts), dials(facts[node])) for node, verdicts in found.items()}
+
+
+def dials(fact: Reach) -> dict[str, list[Any]]:
+    """Return what came of all dials of a node, by node."""
+    meeting = fact["meeting"]
+    own = fact["dial"], meeting["dial"] if meeting else None
+    return {fact["master"]: [one for one in own if one], **fact["others"]}
 
 
 def in_its_place(facts: Mapping[str, Reach], master: str, port: int) -> dict[str, Verdict]:

@@ -12,14 +12,12 @@ from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
 from preflight.api import Fleet, Reply, Want, majority
 from preflight.node.choice import NAMES, NCCL, Choice, choices, choices_by_name, dialled
 from preflight.node.launch import wanted
-from preflight.node.mesh import Answer, dial_all, hold, in_words, message
+from preflight.node.mesh import DIALS_S, Answer, dial_all, hold, in_words, message
 from preflight.node.net import INNER, Interface, Network, reachable
 from preflight.node.pairs import Culprit, Pair, partners
-from preflight.node.ports import CONNECT_S, ECHO_S, NO_ROUTE, OK
+from preflight.node.ports import NO_ROUTE, OK
 from preflight.node.resolver import LIMIT_S as NAME_S
 
-DIAL_S = 3 * (CONNECT_S + ECHO_S) + 5
-"""For all dials of a node: 128 are under way at once, of which all may be silent."""
 FURTHER = 4
 """Other addresses of a node that are tried where a chosen one is not reached."""
 
@@ -73,11 +71,11 @@ def dial(fleet: Fleet, launch: Mapping[str, Any], facts: dict[str, Chosen]) -> N
                 ports[node] = [port for port in one.ready["ports"] if port]
         goes = partners([node for node in facts if ports.get(node)], launch["master"])
         wide = {a: {b: dialled(facts[b]["choices"]) for b in others} for a, others in goes.items()}
-        for a, reply in fleet.map(dial_all, packed(wide, ports, secrets), DIAL_S).items():
+        for a, reply in fleet.map(dial_all, packed(wide, ports, secrets), DIALS_S).items():
             facts[a]["answers"] = unpacked(reply)
             facts[a]["problem"] = facts[a]["problem"] or message(reply)
         again = {a: others for a in goes for others in [further(facts[a], facts)] if others}
-        for a, reply in fleet.map(dial_all, packed(again, ports, secrets), DIAL_S).items():
+        for a, reply in fleet.map(dial_all, packed(again, ports, secrets), DIALS_S).items():
             for b, answers in unpacked(reply).items():
                 facts[a]["answers"][b].update(answers)
 

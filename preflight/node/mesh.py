@@ -12,9 +12,20 @@ import os
 import select
 import socket
 import time
+from dataclasses import replace
 from typing import Any, Mapping, Sequence, TypedDict
 
-from preflight.api import Address, Fleet, Node, Opened, PortNumber, Reply, Want
+from preflight.api import (
+    Address,
+    Fleet,
+    Node,
+    Opened,
+    PortNumber,
+    Reply,
+    Verdict,
+    Want,
+    some,
+)
 from preflight.node.choice import subnet_of
 from preflight.node.icmp import RECVERR, turned_away
 from preflight.node.launch import wanted
@@ -24,34 +35,52 @@ from preflight.node.ports import (
     ECHO_S,
     FILTERED,
     FOREIGN,
+    LAST_SYN_S,
     NO_PORT,
     NO_ROUTE,
     OK,
     RESULTS,
     SILENT,
+    UNREACHABLE,
+    Asked,
     Listener,
     Reception,
     Stranger,
     bound,
     family_of,
+    interface_of,
     serve,
+    settle,
+    source_address,
+    unheard,
     unopened,
 )
 
 IN_FLIGHT = 128
 """Connections that a node has under way at once: far below the usual limit of 1,024 descriptors."""
+DIALS_S = 2 * (3 * CONNECT_S + ECHO_S) + 5
+"""For all dials of a node: three times as many as are under way at once, all silent, twice."""
 
 
-class Answer(TypedDict):
+class Answer(Asked):
     """What came of dialling one of our listeners."""
 
     result: str
-    """See `preflight.node.ports.Dial`."""
+    """`ok`, `filtered` (no answer), `silent` or `foreign` (accepted, but not by our listener),
+    one of `RESULTS`, or the errno's name."""
     icmp: str
     """The ICMP message that turned it away, in words; empty if none did, or none is told."""
     by: str
     """Who sent that message."""
     ms: float
+
+
+class Dial(Answer):
+    """The same, and which way it took."""
+
+    source: str
+    """The address it went out from, empty without a route."""
+    interface: str
 
 
 class Held(TypedDict):
@@ -116,6 +145,13 @@ def place(node: Node, launch: Mapping[str, Any]) -> tuple[Address, Address]:
     return address, subnet_of(node, address)
 
 
+def dial(node: Node, address: str, port: int, ask: str, answer: str) -> Dial:
+    """Dial our own listener on another node as `dial_all` does; return which way it took, too."""
+    found = dial_all(node, {"": (address, [port])}, ask, answer)[""][0]
+    source = source_address(address, port)
+    return Dial(**found, source=source, interface=interface_of(node, source))
+
+
 def dial_all(
     node: Node,  # noqa: ARG001 - the first argument of all that is called on nodes
     targets: Mapping[str, Sequence[Any]],
@@ -123,6 +159,8 @@ def dial_all(
     answer: str,
 ) -> dict[str, list[Answer]]:
     """Dial our own listeners on other nodes, all at once; return what came of each, by name.
+
+    Those that are silent are dialled once more.
 
     Args:
         node: this node.
@@ -133,8 +171,22 @@ def dial_all(
     places = [(name, to[0], port) for name, to in targets.items() for port in to[1]]
     words = ask.encode(), answer.encode()
     dials = [Dialled(address, port, words) for _, address, port in places]
+    begun = time.monotonic()
+    connect(dials)
+    silent = [one for one in dials if unheard(one.answer)]
+    if silent:
+        settle(begun, LAST_SYN_S)
+        connect(silent)
+    found: dict[str, list[Answer]] = {name: [] for name in targets}
+    for (name, _, _), one in zip(places, dials):
+        found[name].append(one.answer)
+    return found
+
+
+def connect(dials: Sequence[Dialled]) -> None:
+    """Try all connections at once."""
     poller = select.poll()
-    waiting = dials[::-1]
+    waiting = [*reversed(dials)]
     under_way: dict[int, Dialled] = {}
     while waiting or under_way:
         while waiting and len(under_way) < IN_FLIGHT:
@@ -143,10 +195,6 @@ def dial_all(
                 under_way[one.fileno()] = one
                 poller.register(one.fileno(), select.POLLOUT)
         turn(poller, under_way)
-    found: dict[str, list[Answer]] = {name: [] for name in targets}
-    for (name, _, _), one in zip(places, dials):
-        found[name].append(one.answer)
-    return found
 
 
 def turn(poller: Any, under_way: dict[int, Dialled]) -> None:
@@ -163,7 +211,7 @@ def turn(poller: Any, under_way: dict[int, Dialled]) -> None:
 
 
 class Dialled:
-    """One connection that is tried."""
+    """One connection that is tried, once or twice."""
 
     def __init__(self, address: str, port: int, words: tuple[bytes, bytes]) -> None:
         self.answer = Answer(result=FILTERED, icmp="", by="", ms=0.0)
@@ -171,7 +219,7 @@ class Dialled:
         self._to = (address, port)
         self._ask, self._expected = words
         self._heard = b""
-        self._begun = 0.0
+        self._begun, self._tries = 0.0, 0
         self._socket: Any = None
 
     def fileno(self) -> int:
@@ -180,8 +228,8 @@ class Dialled:
 
     def begin(self) -> bool:
         """Start to connect; false if that is over already."""
-        self._begun = time.monotonic()
-        self.deadline = self._begun + CONNECT_S
+        self._begun, self._tries = time.monotonic(), self._tries + 1
+        self.deadline, self.connected, self._heard = self._begun + CONNECT_S, False, b""
         family = family_of(self._to[0])
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -238,6 +286,8 @@ class Dialled:
     def _end(self, result: str, icmp: str = "", by: str = "") -> bool:
         spent = round((time.monotonic() - self._begun) * 1000, 1)
         self.answer = Answer(result=result, icmp=icmp, by=by, ms=spent)
+        if self._tries > 1:
+            self.answer["tries"] = self._tries
         return False
 
 
@@ -246,7 +296,7 @@ class Dialled:
 WORDS = {
     FILTERED: f"no answer in {CONNECT_S:g} s, as where a firewall drops it",
     "refused": "refused although our listener was there, as where a firewall resets it",
-    "unreachable": "no route to host, as where a firewall rejects it or the address is gone",
+    UNREACHABLE: "no route to host, as where a firewall rejects it or the address is gone",
     NO_ROUTE: "no route to that network",
     "reset": "connected, then reset",
     "not permitted": "this node's own firewall forbids it",
@@ -271,6 +321,24 @@ def briefly(answer: Mapping[str, Any]) -> str:
     if answer["result"] == OK:
         return ""
     return "rejected" if answer["icmp"] else SHORT.get(answer["result"], str(answer["result"]))
+
+
+def noting(verdict: Verdict, answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Verdict:
+    """Return a verdict, and in its details who answered only when asked once more.
+
+    Args:
+        verdict: on a node.
+        answers: what came of asking others, by name.
+    """
+    late = [
+        name
+        for name, got in answers.items()
+        if any(one.get("tries", 1) > 1 and not unheard(one) for one in got)
+    ]
+    if not late:
+        return verdict
+    words = f"{some(late)} answered only when asked once more, as where a packet is lost"
+    return replace(verdict, details=(*verdict.details, f"{words}, or a node is busy"))
 
 
 # ---- on the controller ---------------------------------------------------------------------

@@ -13,11 +13,11 @@ import select
 import socket
 import struct
 import time
-from typing import Any, Generator, Iterator, Mapping, NamedTuple, Sequence, TypedDict
+from typing import Any, Generator, Iterator, Mapping, NamedTuple, Sequence
 
 from preflight.api import Node
 from preflight.node.icmp import CODES, ERROR, ICMP, ICMP6, RECVERR, offender
-from preflight.node.ports import FILTERED, OK, RESULTS, family_of
+from preflight.node.ports import FILTERED, OK, RESULTS, Asked, family_of, settle, unheard
 from preflight.node.udp import SMALL, Talk
 
 IN_FLIGHT = 32
@@ -25,6 +25,8 @@ IN_FLIGHT = 32
 GREETINGS_S = (0.1, 0.2, 0.4, 0.8, 0.8, 0.8)
 """How long each small datagram waits for its reply, before the other is taken for silent: three
 seconds in all, in which an address that answers no ARP is given up, and said to be (arp(7))."""
+LAST_GREETING_S = sum(GREETINGS_S[:-1])
+"""When the last one is sent."""
 GRACE_S = 0.03
 """After the small one's reply: the large one was sent before it, so its reply should be there."""
 STRIKES = 6
@@ -32,8 +34,9 @@ STRIKES = 6
 in five, by chance once in 15,000; and the full size is tried twice."""
 USUAL = (1500, 1501)
 """Tried first, since most paths that are smaller take just 1,500."""
-LIMIT_S = 12.0
-"""For all that a node tries. A black hole takes about two seconds, silence three."""
+LIMIT_S = 18.0
+"""For all that a node tries. A black hole takes about two seconds, silence three, and is asked once
+more."""
 HEADERS = {int(socket.AF_INET): 28, int(socket.AF_INET6): 48}
 """Bytes of an IP header without options, and of UDP's."""
 PROBE = {
@@ -46,7 +49,7 @@ LARGEST = 65535
 HOLE, TOLD, UNFINISHED = "black hole", "fragmentation needed", "unfinished"
 
 
-class Passage(TypedDict):
+class Passage(Asked):
     """What came of trying how large packets reach another node."""
 
     result: str
@@ -80,14 +83,31 @@ def passages(
 ) -> dict[str, Passage]:
     """Return how large packets reach the echoes of other nodes, by name.
 
+    Those that are silent are asked once more.
+
     Args:
         node: this node.
         targets: address, port, and full size by name; 0: only a small one.
         ask: the secret that is said.
         answer: the one that is to come back.
     """
-    end = time.monotonic() + LIMIT_S
-    tries = {name: Try((ask, answer), *to) for name, to in targets.items()}
+    begun = time.monotonic()
+    found = searched(targets, (ask, answer), begun + LIMIT_S)
+    silent = {name: targets[name] for name, one in found.items() if unheard(one)}
+    if silent:
+        settle(begun, LAST_GREETING_S)
+        for name, one in searched(silent, (ask, answer), begun + LIMIT_S).items():
+            if one["passes"] or one["result"] != UNFINISHED:
+                found[name] = one
+                found[name]["tries"] = 2
+    return found
+
+
+def searched(
+    targets: Mapping[str, Sequence[Any]], words: tuple[str, str], end: float
+) -> dict[str, Passage]:
+    """Return how large packets reach others, as far as it is found by then (monotonic)."""
+    tries = {name: Try(words, *to) for name, to in targets.items()}
     waiting = list(tries.values())[::-1]
     under_way: dict[int, Try] = {}
     poller = select.poll()

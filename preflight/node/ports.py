@@ -6,7 +6,6 @@ listener that preflight opened itself, since a stranger on a job's port can hang
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import select
 import socket
@@ -15,7 +14,6 @@ import time
 from typing import Any, Mapping, Sequence, TypedDict
 
 from preflight.api import Absent, Node, Opened, Unobservable
-from preflight.node.icmp import RECVERR, turned_away
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 LISTEN, TIME_WAIT = "0A", "06"
@@ -23,6 +21,13 @@ CONNECT_S = 4.0
 """Linux sends a lost SYN again after 1 s and 3 s. An address that does not answer ARP it gives up
 after three tries of 1 s (arp(7)), and says so: that is to be heard."""
 ECHO_S = 3.0
+LAST_SYN_S = 3.0
+"""When Linux sends a SYN for the last time in `CONNECT_S`, at the latest."""
+DIAL_S = 2 * (CONNECT_S + ECHO_S) + 2
+"""For dials that are under way at once, some of them twice, with some time for a busy node."""
+MENDED_S = 8.5
+"""When what was silent has been asked once more. By then ARP has given up an entry that leads to a
+card that is gone: 5 s and three tries of 1 s (arp(7): delay_first_probe_time, ucast_solicit)."""
 MAPPED = "::ffff:"
 """Begins the address of an IPv4 client on a listener for both families."""
 STRANGERS = 64
@@ -31,7 +36,7 @@ BEGIN = 16
 """Bytes that are kept of what a stranger says: enough to tell what it is, too few for a secret."""
 CLIENTS = 1024
 """Connections that a listener holds at once; more are turned away."""
-NO_PORT, NO_ROUTE = "no free port", "no route"
+NO_PORT, NO_ROUTE, UNREACHABLE = "no free port", "no route", "unreachable"
 MORE_PORTS = (
     "see what has so many: ss -tan; or widen the range:"
     " sysctl -w net.ipv4.ip_local_port_range='32768 60999'"
@@ -39,7 +44,7 @@ MORE_PORTS = (
 """What to do then."""
 RESULTS = {
     errno.ECONNREFUSED: "refused",
-    errno.EHOSTUNREACH: "unreachable",
+    errno.EHOSTUNREACH: UNREACHABLE,
     errno.ENETUNREACH: NO_ROUTE,
     errno.ECONNRESET: "reset",
     errno.EPIPE: "reset",
@@ -83,20 +88,11 @@ class Stranger(TypedDict):
     """How the first that said anything began, as Python writes bytes."""
 
 
-class Dial(TypedDict):
-    """What came of connecting to our own listener on another node."""
+class Asked(TypedDict, total=False):
+    """What was asked of another node."""
 
-    result: str
-    """`ok`, `filtered` (no answer), `silent` or `foreign` (accepted, but not by our listener),
-    one of `RESULTS`, or the errno's name."""
-    icmp: str
-    """The ICMP message that turned it away, in words; empty if none did, or none is told."""
-    by: str
-    """Who sent that message."""
-    source: str
-    """The address it went out from, empty without a route."""
-    interface: str
-    ms: float
+    tries: int
+    """How often, the last of them being told; left out where once was enough."""
 
 
 def listen(
@@ -257,42 +253,24 @@ def close(client: socket.socket) -> None:
     client.close()
 
 
-def dial(node: Node, address: str, port: int, ask: str, answer: str) -> Dial:
-    """Connect to our own listener, prove that it is ours, and hang up first."""
-    begun = time.monotonic()
-    result, icmp, by = tried(address, port, ask.encode(), answer.encode())
-    spent = round((time.monotonic() - begun) * 1000, 1)
-    source = source_address(address, port)
-    by_way = interface_of(node, source)
-    return Dial(result=result, icmp=icmp, by=by, source=source, interface=by_way, ms=spent)
+def unheard(found: Mapping[str, Any]) -> bool:
+    """Whether nobody said a word to what was asked.
+
+    It need not be a wall: a lost packet, an address that ARP did not find, or a node without a CPU
+    look the same. Who is refused, or turned away by an ICMP message, has been heard.
+    """
+    lost = found["result"] == UNREACHABLE and not found["icmp"]
+    return lost or found["result"] in (FILTERED, SILENT)
 
 
-def tried(address: str, port: int, ask: bytes, answer: bytes) -> tuple[str, str, str]:
-    """Return what came of a connection, which ICMP message turned it away, and whose."""
-    family = family_of(address)
-    with socket.socket(family, socket.SOCK_STREAM) as connection:
-        late = FILTERED
-        try:
-            with contextlib.suppress(OSError):
-                connection.setsockopt(*RECVERR[family], 1)
-            connection.settimeout(CONNECT_S)
-            connection.connect((address, port))
-            late = SILENT
-            connection.settimeout(ECHO_S)
-            connection.sendall(ask)
-            heard = b""
-            while len(heard) < len(answer):
-                data = connection.recv(len(answer) - len(heard))
-                if not data:
-                    return FOREIGN, "", ""
-                heard += data
-        except socket.timeout:
-            return late, "", ""
-        except OSError as error:
-            number = error.errno or 0
-            result = RESULTS.get(number, errno.errorcode.get(number, str(error)))
-            return (result, *turned_away(connection))
-    return (OK if heard == answer else FOREIGN), "", ""
+def settle(begun: float, last_s: float) -> None:
+    """Wait until what was silent can be asked once more.
+
+    Args:
+        begun: when it was asked (monotonic).
+        last_s: after how long it is sent for the last time, each time that it is asked.
+    """
+    time.sleep(max(0.0, begun + MENDED_S - last_s - time.monotonic()))
 
 
 def source_address(address: str, port: int) -> str:

@@ -63,7 +63,7 @@ class Drawn(TypedDict):
     busy: list[float]
     """Of the sender and the receiver: how much of the CPU that it could use it wanted, up to 1."""
     error: str
-    """Why nothing could be measured: see `preflight.node.ports.Dial`."""
+    """Why nothing could be measured: see `preflight.node.mesh.Answer`."""
 
 
 class Door(TypedDict):

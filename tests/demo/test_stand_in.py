@@ -13,7 +13,8 @@ from typing import Any
 
 from preflight.api import Reply
 from preflight.demo import stand_in
-from preflight.node import ports
+from preflight.node.mesh import dial
+from preflight.node.toolbox import Toolbox
 from preflight.payload import Payload
 from preflight.session import Running, Session
 from tests.agent_made import MODULE, Machine, ask, program_folder
@@ -39,7 +40,10 @@ NODE = {
     "uname": {"": {"node": "gpu01"}},
 }
 DIAL = {"result": "ok", "source": "10.30.0.11", "interface": "eth1", "ms": 0.3}
-EXERCISES = {"preflight.node.ports": {"listen": {"error": "", "holder": None}, "dial": DIAL}}
+EXERCISES = {
+    "preflight.node.ports": {"listen": {"error": "", "holder": None}},
+    "preflight.node.mesh": {"dial": DIAL},
+}
 MAC = """
 import os, runpy, sys
 for name in ("waitid", "P_ALL", "P_PID", "WEXITED", "WNOWAIT", "CLD_EXITED", "CLD_KILLED"):
@@ -63,7 +67,7 @@ def node(folder: Path, exercises: Any = EXERCISES, before: str = "") -> Iterator
     python.chmod(0o755)
     path = program_folder(folder / "bin", {"python3": str(python)}, ["sh"])
     machine = Machine(env={"PATH": path, stand_in.RECORDING: str(recording)})
-    payload = Payload({MODULE: dedent(CODE)}, ["preflight.node.ports"])
+    payload = Payload({MODULE: dedent(CODE)}, ["preflight.node.ports", "preflight.node.mesh"])
     session = Session(machine, payload, 20)
     try:
         yield session
@@ -86,7 +90,7 @@ def exercised(session: Session) -> tuple[Any, Reply]:
     """Open the launch port of a node, and dial it."""
     secrets = ["a" * 32, "b" * 32]
     opened = session.start("preflight.node.ports", "listen", [29500, *secrets], 10)
-    dialled = session.call("preflight.node.ports", "dial", ["127.0.0.1", 29500, *secrets], 10)
+    dialled = session.call("preflight.node.mesh", "dial", ["127.0.0.1", 29500, *secrets], 10)
     return opened, dialled
 
 
@@ -96,7 +100,7 @@ def test_what_nodes_say_to_each_other_is_replayed(tmp_path: Path) -> None:
         assert dialled.value == DIAL
         assert isinstance(opened, Running)
         # where a socket of ours were, this would find it
-        assert ports.tried("127.0.0.1", 29500, b"a", b"b") == ("refused", "", "")
+        assert dial(Toolbox(), "127.0.0.1", 29500, "a", "b")["result"] == "refused"
         assert opened.stop().value == {"error": "", "holder": None}
 
 

@@ -110,6 +110,34 @@ def test_each_has_its_own_answer() -> None:
     }
 
 
+def test_who_is_silent_at_first_is_dialled_once_more() -> None:
+    """A full listener that takes others in meanwhile, and one that answers the second only."""
+    with ExitStack() as ending:
+        full = ending.enter_context(closing(socket.create_server(("127.0.0.1", 0), backlog=0)))
+        busy = ending.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
+        held = socket.create_connection(full.getsockname())  # fills the queue
+
+        def wake_up() -> None:
+            first, _ = busy.accept()
+            with first:
+                second, _ = busy.accept()  # so the first dials are over
+            with closing(held), full.accept()[0]:
+                pass
+            for connection in (second, full.accept()[0]):
+                with connection:
+                    assert connection.recv(100) == ASK.encode()
+                    connection.sendall(ANSWER.encode())
+
+        thread = threading.Thread(target=wake_up)
+        thread.start()
+        there = {"full": full, "busy": busy}
+        targets = {name: ("127.0.0.1", [one.getsockname()[1]]) for name, one in there.items()}
+        found = dial_all(Toolbox(), {**targets, "none": ("127.0.0.1", [free_port()])}, ASK, ANSWER)
+        thread.join(10)
+    told = {name: (one["result"], one.get("tries")) for name, (one,) in found.items()}
+    assert told == {"full": ("ok", 2), "busy": ("ok", 2), "none": ("refused", None)}
+
+
 def test_more_than_are_under_way_at_once() -> None:
     count = IN_FLIGHT + 40
     with holding(0) as (ports, said):

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from preflight.node.icmp import ERROR, ICMP, ICMP6
-from preflight.node.path import LARGEST, Passage, Queued, error, passages
+from preflight.node.path import GREETINGS_S, LARGEST, Passage, Queued, error, passages
 from preflight.node.toolbox import Toolbox
 from tests.node.echoes import BACK, SAID, answering, echoing, reply
 
@@ -65,7 +65,14 @@ def test_none_that_is_ours() -> None:
     with answering(lambda _, __: None) as silent, answering(lambda _, __: b"x") as rubbish:
         targets = {"a": ("127.0.0.1", silent, 1500), "b": ("127.0.0.1", rubbish, 1500)}
         found = passages(Toolbox(), targets, SAID, BACK)
-    assert [found[name]["result"] for name in "ab"] == ["filtered", "filtered"]
+    told = [(found[name]["result"], found[name]["tries"]) for name in "ab"]
+    assert told == [("filtered", 2), ("filtered", 2)]
+
+
+def test_one_that_is_silent_at_first() -> None:
+    first = len(GREETINGS_S)
+    with answering(lambda data, n: reply(data, n) if n >= first else None) as port:
+        assert passage(port, 1500) == {**well(1500), "tries": 2}
 
 
 def test_nothing_there() -> None:

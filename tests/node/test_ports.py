@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from preflight.node.child import Opened
-from preflight.node.ports import Listener, bound, dial, holder, listen, tried, written
+from preflight.node.mesh import dial
+from preflight.node.ports import Listener, bound, holder, listen, written
 from preflight.node.replay import Replay
 from preflight.node.toolbox import Toolbox
 
@@ -25,6 +26,11 @@ NEVER = Opened(1, -1, -1)
 def free_port() -> int:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         return int(server.getsockname()[1])
+
+
+def dialled(port: int) -> tuple[str, str, str]:
+    found = dial(Toolbox(), "127.0.0.1", port, ASK, ANSWER)
+    return found["result"], found["icmp"], found["by"]
 
 
 @contextmanager
@@ -94,13 +100,13 @@ def test_who_does_not_know_the_secret_gets_nothing() -> None:
             with pytest.raises(ConnectionResetError):
                 stranger.recv(100)
         with socket.create_connection(("127.0.0.1", port), 10) as idle:
-            assert tried("127.0.0.1", port, ASK.encode(), ANSWER.encode()) == ("ok", "", "")
+            assert dialled(port) == ("ok", "", "")
             idle.sendall(ASK[:5].encode())
     assert states(port) == set()
 
 
 def test_refused() -> None:
-    assert tried("127.0.0.1", free_port(), b"a", b"b") == ("refused", "", "")
+    assert dialled(free_port()) == ("refused", "", "")
 
 
 def closes(connection: socket.socket) -> None:
@@ -120,7 +126,7 @@ def resets(connection: socket.socket) -> None:
 )
 def test_a_listener_that_is_not_ours(act: Callable[[socket.socket], object], expected: str) -> None:
     with server(act) as port:
-        assert tried("127.0.0.1", port, ASK.encode(), ANSWER.encode()) == (expected, "", "")
+        assert dialled(port) == (expected, "", "")
 
 
 def test_a_port_that_is_held() -> None:

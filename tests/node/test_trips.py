@@ -83,7 +83,7 @@ def test_silence_is_left_out() -> None:
     greeted = []
     with answering(lambda data, _: greeted.append(data)) as silent, echoing() as port:
         assert list(trips(silent, port)) == ["1"]
-    assert len(greeted) == len(GREETINGS_S)
+    assert len(greeted) == 2 * len(GREETINGS_S)
 
 
 def test_a_series_to_none() -> None:
