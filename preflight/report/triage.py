@@ -1,100 +1,202 @@
-"""What ended a job, for people."""
+"""What ended a job, for people: what is to be known first stands first."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
-from preflight.report.page import Page
-from preflight.triage.model import Cause, Error, Evidence, Moment, Triage
+from preflight.report.folding import some
+from preflight.report.page import Page, is_command
+from preflight.triage.model import Asked, Cause, Error, Evidence, Moment, Shown, Triage
 
-OTHERS = 3
-"""Hypotheses that are shown in full; of the others the first line."""
+OTHERS = 2
+"""Further hypotheses that are shown; all with --verbose."""
 LINES = 2
 """Of evidence; all with --verbose."""
 SURE, LIKELY = 0.8, 0.5
+LONGEST_NAME = 36
+"""Characters of a file's name; of a longer one its end is shown, all with --verbose."""
+NARROWEST = 24
+"""Columns of the text of a moment; where there are fewer, its place in the logs is left out."""
 
 
 def render(answer: Triage, width: int, encoding: str, verbose: bool) -> Text:
     """Return it for a terminal of this width."""
     page = Page(width, encoding)
-    page.line((counted(answer), "dim"))
+    page.wrap(counted(answer), indent=0, style="dim")
     page.blank()
-    page.wrap(answer.headline, indent=0, style="bold red" if answer.hypotheses else "bold")
-    if answer.stage:
-        page.wrap(f"at {answer.stage}" + first_error(answer.first_error), indent=0, style="dim")
-    for number, cause in enumerate(answer.hypotheses, 1):
-        if number > OTHERS and not verbose:
-            rest = len(answer.hypotheses) - OTHERS
-            page.blank()
-            page.wrap(f"{rest} less likely: preflight triage --verbose shows all", style="dim")
-            break
-        show_cause(page, number, cause, verbose)
-    if answer.timeline and answer.hypotheses:
-        page.title("What happened")
-        for moment in answer.timeline:
-            show_moment(page, moment)
+    if answer.hypotheses:
+        show_first(page, answer, verbose)
+        show_others(page, answer.hypotheses, verbose)
+        show_timeline(page, answer.timeline)
+    else:
+        page.wrap(answer.headline, indent=0, style="bold")
+        page.wrap(came_to(answer), indent=0, style="dim")
     if answer.untold:
-        page.title("What these logs cannot tell")
+        page.title("What these logs cannot tell" if answer.stage else "What to do")
         for text in answer.untold:
             page.wrap(text)
+    if answer.asked:
+        show_asked(page, answer.asked)
+    if answer.command and (answer.asked is None or answer.asked.unreached):
+        page.title("To see whether the cluster shows it")
+        page.command(answer.command, "run:")
     return page.text()
 
 
 def counted(answer: Triage) -> str:
     """Return what was read."""
-    words = [f"{answer.files} file{'s' if answer.files != 1 else ''}"]
+    words = [f"{answer.files} file{'s' * (answer.files != 1)}"]
     if answer.launches > 1:
-        words.append(f"{answer.launches} launches, the last that failed is told of")
+        words.append(f"{answer.launches} launches, told of is the last that failed")
     if answer.ranks:
-        words.append(f"{len(answer.ranks)} ranks")
+        words.append(f"{len(answer.ranks)} rank{'s' * (len(answer.ranks) != 1)}")
+    nodes = {rank.node for rank in answer.ranks if rank.node}
+    if nodes:
+        words.append(f"{len(nodes)} node{'s' * (len(nodes) != 1)}")
     return ", ".join(words)
 
 
-def first_error(error: Error | None) -> str:
-    """Return whose error was the first."""
-    if error is None:
-        return ""
-    who = f"rank {error.rank}" if error.rank is not None else ""
-    where = f"on {error.node}" if error.node else ""
-    words = " ".join(filter(None, [who, where, f"at {error.time}" if error.time else ""]))
-    return f"; first error: {words} ({error.file}:{error.line})" if words else ""
+def came_to(answer: Triage) -> str:
+    """Return how far the job was, and whose error was the first."""
+    parts = [f"at {answer.stage}"] if answer.stage else []
+    if answer.first_error:
+        parts.append(f"the first error is {whose(answer.first_error)}")
+    return "; ".join(parts)
 
 
-def show_cause(page: Page, number: int, cause: Cause, verbose: bool) -> None:
-    """Show a hypothesis."""
+def whose(error: Error) -> str:
+    """Return whose an error is, when it was and where it stands."""
+    words = [f"of rank {error.rank}" if error.rank is not None else ""]
+    words += [f"on {error.node}" if error.node else ""]
+    words += [f"at {moment(error.time)}" if error.time else "", f"in {place(error, False)}"]
+    return " ".join(filter(None, words))
+
+
+def moment(time: str) -> str:
+    """Return a time as it was told; a year that was not is left out."""
+    return time.removeprefix("0000-").replace("T", " ")
+
+
+def place(line: Evidence | Error | Moment, verbose: bool) -> str:
+    """Return where a line is."""
+    return f"{line.file if verbose else shortened(line.file)}:{line.line}"
+
+
+def shortened(name: str) -> str:
+    """Return a file's name, of a long one the folders that it ends with."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    *folders, last = name.split("/")
+    while folders and len(f".../{folders[-1]}/{last}") <= LONGEST_NAME:
+        last = f"{folders.pop()}/{last}"
+    return f".../{last}" if len(last) <= LONGEST_NAME else f"...{last[3 - LONGEST_NAME :]}"
+
+
+def certainty(cause: Cause) -> str:
+    """Return in words how likely a hypothesis is."""
+    if cause.confirmed == "yes":
+        return "confirmed"
+    return next((word for least, word in CERTAIN if cause.confidence >= least), "possible")
+
+
+CERTAIN = ((SURE, "sure"), (LIKELY, "likely"))
+
+
+def show_first(page: Page, answer: Triage, verbose: bool) -> None:
+    """Show what most likely ended the job."""
+    cause = answer.hypotheses[0]
+    label = f"{certainty(cause).upper()} "
+    page.wrap(answer.headline, label, 0, "bold", label_style="bold red")
+    page.wrap("; ".join(filter(None, [cause.cause, came_to(answer)])), indent=0, style="dim")
     page.blank()
-    page.heading(str(number), certainty(cause.confidence), cause.summary, cause.cause)
+    show_reasons(page, cause, verbose)
+
+
+def show_others(page: Page, causes: Sequence[Cause], verbose: bool) -> None:
+    """Show the hypotheses after the first."""
+    shown = causes[1:] if verbose else causes[1 : 1 + OTHERS]
+    if shown:
+        page.title("If it was not that")
+    for number, cause in enumerate(shown, 2):
+        page.blank()
+        page.heading(str(number), certainty(cause), cause.summary, cause.cause)
+        show_reasons(page, cause, verbose)
+    if rest := len(causes) - 1 - len(shown):
+        page.blank()
+        page.wrap(f"{rest} less likely: --verbose shows all", style="dim")
+
+
+def show_reasons(page: Page, cause: Cause, verbose: bool) -> None:
+    """Show what speaks for a hypothesis, what mends it, and what the cluster shows."""
+    fixes = [cause.fix]
     if cause.confirmed:
-        page.wrap(CONFIRMED[cause.confirmed], label="seen:")
-    for line in cause.evidence if verbose else cause.evidence[:LINES]:
-        show_line(page, line)
+        page.wrap(seen(cause), label="now:")
+        fixes = [one.fix or "" for one in cause.shown if cause.confirmed == "yes"] or fixes
+    for fix in filter(None, fixes):
+        if is_command(fix):
+            page.command(fix, "fix:")
+        else:
+            page.wrap(fix, label="fix:")
+    lines = cause.evidence if verbose else cause.evidence[:LINES]
+    most = 4 * page.width if verbose else 2 * page.width - 10
+    for line in lines:
+        page.wrap(f"{place(line, verbose)}: {line.text}", style="dim", most=most)
+    if more := len(cause.evidence) - len(lines):
+        page.wrap(f"and {more} more such line{'s' * (more != 1)}", style="dim")
     if cause.confirm and not cause.confirmed:
         page.wrap(cause.confirm, label="see:")
-    if cause.fix:
-        page.wrap(cause.fix, label="fix:")
 
 
-CONFIRMED = {
-    "yes": "the cluster confirms it",
-    "no": "the cluster does not show it now",
-    "unknown": "the cluster could not be asked",
-}
+def seen(cause: Cause) -> str:
+    """Return what the cluster shows of a hypothesis."""
+    told = "; ".join(map(in_words, cause.shown))
+    if cause.confirmed == "yes":
+        return f"the cluster shows it: {told}"
+    if cause.confirmed == "no":
+        return f"the cluster does not show it now, it may have been so then: {told}"
+    return f"the cluster cannot tell: {told}" if told else "no check here can tell"
 
 
-def certainty(confidence: float) -> str:
-    """Return a confidence in words."""
-    return "sure" if confidence >= SURE else "likely" if confidence >= LIKELY else "possible"
+def in_words(shown: Shown) -> str:
+    """Return what a check says."""
+    if shown.status == "pass":
+        return f"{shown.check} passes on {some(shown.nodes)}"
+    return f"{some(shown.nodes)}: {shown.summary} ({shown.check})"
 
 
-def show_line(page: Page, line: Evidence) -> None:
-    """Show a line of a log."""
-    page.wrap(f"{line.file}:{line.line}: {line.text}", style="dim", most=300)
+def show_timeline(page: Page, moments: Sequence[Moment]) -> None:
+    """Show what happened, a line each."""
+    if not moments:
+        return
+    page.title("What happened")
+    times = [page.clean(moment(one.time or "").partition(".")[0][-8:]) for one in moments]
+    names = [page.clean(actor(one), 20) for one in moments]
+    said = [("" if one.fault or not one.stage else f"{one.stage}: ") + one.text for one in moments]
+    wide = max(map(len, times)), max(map(len, names))
+    for one, time, name, words in zip(moments, times, names, said, strict=True):
+        before = f"   {time:{wide[0]}}{' ' * bool(wide[0])}{name:{wide[1]}} "
+        after = page.clean(place(one, False))
+        room = page.width - len(before) - len(after) - 1
+        after = after if room >= NARROWEST else ""
+        text = page.clean(words, room if after else page.width - len(before))
+        page.line((before, "dim"), (text, "" if one.fault else "dim"), (f" {after}", "dim"))
 
 
-def show_moment(page: Page, moment: Moment) -> None:
-    """Show something that happened."""
-    who = f"rank {moment.rank}" if moment.rank is not None else moment.node or ""
-    when = (moment.time or "").removeprefix("0000-")
-    page.wrap(
-        f"{moment.text} ({moment.file}:{moment.line})", label=f"{when} {who}".strip(), most=200
-    )
+def actor(one: Moment) -> str:
+    """Return whose a moment is."""
+    return f"rank {one.rank}" if one.rank is not None else one.node or ""
+
+
+def show_asked(page: Page, asked: Asked) -> None:
+    """Show whom of the cluster was asked."""
+    page.title("Who was asked")
+    if asked.nodes:
+        page.wrap(f"{some(asked.nodes)}, with {some(asked.peers)} to meet and compare")
+    else:
+        page.wrap(f"all: {some(asked.peers)}")
+    if asked.unreached:
+        page.wrap(f"not reached: {some(asked.unreached)}")
+    for text in asked.mapped:
+        page.wrap(text)

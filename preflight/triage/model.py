@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from preflight.errors import printable
 from preflight.json_schema import DRAFT
 from preflight.triage.family import Family
-from preflight.triage.hypotheses import Hypothesis, hypotheses, stage
+from preflight.triage.hypotheses import Hypothesis, filled, hypotheses, stage
 from preflight.triage.rule import Kind
 from preflight.triage.story import Seen, Story, first
 
@@ -96,6 +96,10 @@ class Moment(Part):
     time: str | None
     rank: int | None
     node: str | None
+    stage: str | None
+    """How far the job was."""
+    fault: bool
+    """Whether it tells of one, or only how far the job came."""
     text: str
     file: str
     line: int
@@ -254,32 +258,43 @@ MOMENTS = 8
 
 
 def timeline(story: Story) -> list[Moment]:
-    """Return what happened, in order: the first of each kind of thing."""
-    by_rule: dict[int, list[Seen]] = {}
+    """Return what happened, in order: the begin of each stage, and the first of each fault."""
+    by_kind: dict[object, list[Seen]] = {}
     for seen in story.events():
-        if seen.rule.stage or seen.rule.kind > Kind.FACT:
-            by_rule.setdefault(id(seen.rule), []).append(seen)
-    firsts = [one for lines in by_rule.values() if (one := first(lines))]
-    told = sorted(firsts, key=lambda seen: (seen.time[5:], seen.file, seen.order))
-    if len(told) > MOMENTS:
-        faults = [seen for seen in told if seen.rule.kind > Kind.FACT][:MOMENTS]
-        others = [seen for seen in told if seen.rule.kind is Kind.FACT][-(MOMENTS - len(faults)) :]
-        kept = [*faults, *(others if len(faults) < MOMENTS else ())]
-        told = [seen for seen in told if seen in kept]
-    found = []
-    for seen in told:
-        who = story.whose(seen.who)
-        found.append(
-            Moment(
-                time=seen.time or None,
-                rank=who.rank,
-                node=story.node_of(who) or None,
-                text=shown(seen),
-                file=seen.file,
-                line=seen.line,
-            )
-        )
-    return found
+        if seen.rule.kind > Kind.FACT:
+            by_kind.setdefault(id(seen.rule), []).append(seen)
+        elif seen.rule.stage:
+            by_kind.setdefault(seen.rule.stage, []).append(seen)
+    told = in_order(one for lines in by_kind.values() if (one := first(lines)))
+    faults = [seen for seen in told if seen.rule.kind > Kind.FACT][:MOMENTS]
+    before = [seen for seen in told if seen.rule.kind is Kind.FACT]
+    kept = [*before[-max(0, MOMENTS - len(faults)) :], *faults] if len(faults) < MOMENTS else faults
+    return [of_moment(seen, story) for seen in told if seen in kept]
+
+
+def in_order(lines: Iterable[Seen]) -> list[Seen]:
+    """Return lines by time; one without a time is as late as the one before it in its file."""
+    times: dict[str, str] = {}
+    placed = []
+    for seen in sorted(lines, key=lambda seen: seen.order):
+        times[seen.file] = max(times.get(seen.file, ""), seen.time[5:])
+        placed.append((times[seen.file], seen.order, seen))
+    return [seen for *_, seen in sorted(placed, key=lambda one: one[:2])]
+
+
+def of_moment(seen: Seen, story: Story) -> Moment:
+    """Return a line of the timeline."""
+    who = story.whose(seen.who)
+    return Moment(
+        time=seen.time or None,
+        rank=who.rank,
+        node=story.node_of(who) or None,
+        stage=filled(seen.rule.stage, seen, story) or None,
+        fault=seen.rule.kind > Kind.FACT,
+        text=shown(seen),
+        file=seen.file,
+        line=seen.line,
+    )
 
 
 def ranks(story: Story) -> list[RankFacts]:
