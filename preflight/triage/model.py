@@ -236,7 +236,9 @@ def of_hypothesis(one: Hypothesis, story: Story) -> Cause:
 def peers(one: Hypothesis, story: Story) -> list[str]:
     """Return whom the lines of a hypothesis tell of beside those who wrote them."""
     owners = {
-        seen.told["address"]: story.node_of(who) for who, seen in story.stated("address").items()
+        seen.told["address"]: story.node_of(who)
+        for who, seen in story.stated("address").items()
+        if seen.rule.kind is Kind.FACT  # a fault tells the address of another
     }
     told = [seen.told["address"] for seen in one.evidence if seen.told.get("address")]
     named = dict.fromkeys(owners.get(address) or address for address in told)
