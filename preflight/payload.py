@@ -11,6 +11,7 @@ import base64
 import importlib.util
 import json
 import re
+import sys
 import threading
 import zlib
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from preflight import psutil_builds
+from preflight.cache import kept
 from preflight.errors import ConfigError
 from preflight.trim import defined, trimmed, used
 
@@ -108,11 +110,18 @@ def pynvml_text(word: str) -> str | None:
     return Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else None
 
 
-def ours(word: str) -> str | None:
-    """Return the text of a module of ours that may go to nodes, None if it is none."""
-    name = re.fullmatch(r"preflight\.(api|node\.\w+)", word, re.ASCII)
-    path = Path(__file__).parent / f"{name[1].replace('.', '/')}.py" if name else None
-    return path.read_text(encoding="utf-8") if path and path.exists() else None
+def ours() -> dict[str, str]:
+    """Return the texts of all modules of ours that may go to nodes, by name."""
+    folder = Path(__file__).parent
+    names = {f"preflight.node.{path.stem}": path for path in sorted(folder.glob("node/*.py"))}
+    names["preflight.api"] = folder / "api.py"
+    return {name: path.read_text(encoding="utf-8") for name, path in names.items()}
+
+
+def key(*parts: Any) -> bytes:
+    """Return parts, and all else that what is trimmed of them depends on, as the cache wants it."""
+    tools = [Path(__file__).with_name(name).read_text() for name in ("payload.py", "trim.py")]
+    return json.dumps([sys.version, tools, parts]).encode()
 
 
 def called(module: str, text: str) -> set[str]:
@@ -152,14 +161,18 @@ class Payload:
     """
 
     def __init__(self, checks: Mapping[str, str], modules: Iterable[str] = ()) -> None:
-        wanted = {BOOT}.union(*(called(module, text) for module, text in checks.items()))
-        for module in modules:
-            if ours(module) is None:
+        own, whole = ours(), sorted(modules)
+        for module in whole:
+            if module not in own:
                 raise LookupError(module)
-            wanted.add(f"{module}.*")
-        sources = trimmed(lambda word: checks.get(word) or ours(word), wanted)
-        self.blob = zlib.compress(json.dumps(sources).encode())
-        text = "".join(sources.values())
+
+        def make() -> bytes:
+            wanted = {BOOT}.union(*(called(module, text) for module, text in checks.items()))
+            wanted.update(f"{module}.*" for module in whole)
+            return zlib.compress(json.dumps(trimmed({**own, **checks}.get, wanted)).encode())
+
+        self.blob = kept(key(own, dict(checks), whole), make)
+        text = "".join(json.loads(zlib.decompress(self.blob)).values())
         calls = set(re.findall(r"\.(\w+)\(", text))
         self.wants_psutil, self.wants_nvml = bool(calls & {"psutil", "process"}), "nvml" in calls
         self._nvml = {f".{word}" for word in re.findall(r"\w+", text)}
@@ -181,16 +194,19 @@ class Payload:
             return self._packed[kind]
 
     def _pack(self, machine: str, libc: str) -> tuple[str, str | None] | None:
-        sources: dict[str, str] = {}
-        library = None
-        if self.wants_psutil and machine:
-            sources |= trimmed(psutil_text, self._psutil)
-            library = psutil_builds.find(machine, libc)
-        if self.wants_nvml:
-            sources |= trimmed(pynvml_text, self._nvml | {"pynvml"})
-        if not sources:
+        psutil = sorted(self._psutil) if self.wants_psutil and machine else []
+        nvml = sorted(self._nvml | {"pynvml"}) if self.wants_nvml else []
+        if not (psutil or nvml):
             return None
-        return pack(json.dumps(sources).encode()), None if library is None else pack(library)
+
+        def make() -> bytes:
+            sources = {**trimmed(psutil_text, psutil), **trimmed(pynvml_text, nvml)}
+            return pack(json.dumps(sources).encode()).encode()
+
+        theirs = [*map(psutil_text, PSUTIL), pynvml_text("pynvml")]
+        sources = kept(key(theirs, psutil, nvml), make).decode()
+        library = psutil_builds.find(machine, libc) if psutil else None
+        return sources, None if library is None else pack(library)
 
 
 def pack(data: bytes) -> str:

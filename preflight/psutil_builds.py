@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-import platformdirs
+from preflight.cache import place
 
 LIBRARY = "_psutil_linux.abi3.so"
 PLATFORMS = {
@@ -53,7 +53,9 @@ def own_folder() -> Path:
 def downloaded(machine: str, family: str) -> bytes | None:
     """Return the library out of a wheel in the cache, which pip fills at first need."""
     version = importlib.metadata.version("psutil")
-    cache = platformdirs.user_cache_path("preflight") / "psutil"
+    cache = place("psutil")
+    if cache is None:
+        return None
     folder = cache / f"{version}-{family or 'musl'}-{machine}"
     return cached(folder) or (cached(folder) if fetch(version, machine, family, folder) else None)
 

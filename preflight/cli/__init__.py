@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import importlib
@@ -84,6 +85,7 @@ def group() -> None:
 def main() -> NoReturn:
     """Run the command line and exit."""
     gc.set_threshold(GARBAGE)
+    atexit.register(gc.freeze)  # a last look for cycles would take as long as judging 100 nodes
     try:
         sys.exit(group.main(standalone_mode=False) or 0)
     except (click.exceptions.Abort, KeyboardInterrupt):
