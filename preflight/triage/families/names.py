@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
+from preflight.triage.families.rendezvous import TRIED
 from preflight.triage.family import Finding
 from preflight.triage.rule import Kind, Rule
 from preflight.triage.story import Seen, Story
@@ -97,13 +98,13 @@ NO_NAME = Rule(
     source="torch c10d/socket.cpp since 2.6: harmless if the answer comes at once",
 )
 UNKNOWN = Rule(
-    r"The IPv4 network addresses of \((?P<name>[^,)]{1,253}), (?P<port>\d{1,5})\) cannot be "
-    r"retrieved \(gai error: (?P<gai>-?\d{1,4})",
+    r"The IPv(?P<kind>[46]) network addresses of \((?P<name>[^,)]{1,253}), (?P<port>\d{1,5})\) "
+    r"cannot be retrieved \(gai error: (?P<gai>-?\d{1,4})",
     Kind.FACT,
     says="{who} found no address of {name}: {means}",
     stage=RENDEZVOUS,
     refine=looked_up,
-    source="torch c10d/socket.cpp; of IPv6 it says so on most nodes, and then takes IPv4",
+    source="torch c10d/socket.cpp; of IPv6 alone it is harmless where IPv4 follows",
 )
 RULES = (
     TO_ITSELF,
@@ -215,8 +216,10 @@ def plain(seen: Seen) -> str:
 
 def never_found(story: Story) -> Iterator[Finding]:
     """Yield that a name was looked up in vain until the job gave up."""
-    lines = story.of_rule(UNKNOWN)
     given_up = [seen for seen in story.events(Kind.SYMPTOM) if "master" in seen.told]
+    lines = [seen for seen in story.of_rule(UNKNOWN) if seen.told["kind"] == "4"]
+    if not lines and not story.of_rule(TRIED):  # who has an address says whether it is reached
+        lines = story.of_rule(UNKNOWN) if given_up else []
     if not lines or not (given_up or any(map(story.stuck, lines))):
         return
     seen = lines[-1]

@@ -7,6 +7,7 @@ Shapes: torch c10d/socket.cpp and TCPStore.cpp of 1.9 to 2.13.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping
 
 from preflight.triage.family import Finding
@@ -50,8 +51,13 @@ def digits(host: str) -> int | None:
     return int(found) if 0 < int(found) < 1 << 24 else None
 
 
-def addressed(told: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what is to be said of a store that was never reached, by its address."""
+def addressed(told: Mapping[str, str]) -> Mapping[str, str] | None:
+    """Return what is to be said of a store that was not reached, by its address; None: not yet."""
+    return None if "again" in told else meaning(told)
+
+
+def meaning(told: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what it means that a store was not reached, by its address."""
     master, port = told["master"], told["port"]
     if why := impossible(master):
         return {"cause": PLAN, "means": f"{master}: {why}", "mend": MASTER}
@@ -69,10 +75,18 @@ def addressed(told: Mapping[str, str]) -> Mapping[str, str]:
     }
 
 
+UNANSWERED = re.compile(r"refused|timed out|[Nn]o route|unreachable")
+
+
 def validated(told: Mapping[str, str]) -> Mapping[str, str]:
     """Return what it means that what answered at the store's port was no store."""
-    if "refused" in told["why"] or "timed out" in told["why"] or "route" in told["why"]:
-        return addressed(told)
+    if (
+        "client socket" in told["why"]
+        or "refused" in told["why"]
+        or "timed out" in told["why"]
+        or "route" in told["why"]
+    ):
+        return meaning(told)
     return {
         "cause": PORT,
         "means": f"{told['master']} port {told['port']}: something else answers there, such as a "
@@ -104,8 +118,8 @@ UNREACHED = tuple(
     )
     for pattern, refine, source in (
         (
-            r"The client socket has (?:failed to connect to any network address of|timed out after "
-            r"\d{1,12}m?s while trying to connect to) " + ENDPOINT,
+            r"(?P<again>- retrying \(.*)?The client socket has (?:failed to connect to any network "
+            r"address of|timed out after \d{1,12}m?s while trying to connect to) " + ENDPOINT,
             addressed,
             "torch c10d/socket.cpp since 1.10; without brackets in 2.0",
         ),
@@ -245,11 +259,12 @@ def unreached(story: Story) -> Iterator[Finding]:
     tried.sort(key=lambda seen: [*ERRNO].index(seen.told["errno"]))
     where = given_up[0].told if given_up and "master" in given_up[0].told else tried[0].told
     master, port = where.get("master", where.get("host", "")), where["port"]
-    plain = addressed({"master": master, "port": port})
+    plain = meaning({"master": master, "port": port})
     cause, why, mend = ERRNO[tried[0].told["errno"]]
     if plain["cause"] != PORT:
         cause, why, mend = plain["cause"], "", plain["mend"]
-    who = story.whose(tried[0].who)
+    whose = [story.whose(seen.who) for seen in (*given_up, *tried)]
+    who = next((one for one in whose if one.rank is not None), whose[0])
     name = f"rank {who.rank}" if who.rank is not None else who.node or "a rank"
     yield Finding(
         cause=cause,
