@@ -26,6 +26,7 @@ from preflight.node.container import closed, ended, entered, see_whose
 from preflight.node.kernel import is_virtual
 from preflight.node.launch import DEFAULT, home
 from preflight.node.launch import interpreter as named
+from preflight.node.nccl_log import of_node
 from preflight.node.net import interfaces, link_gbps, meeting_address
 from preflight.node.nvml import Occupant, occupants
 from preflight.node.software import BEGAN, NO_COMMAND, PASSED, START, UNSEEN, hidden, text_for
@@ -41,6 +42,8 @@ SLACK_S = 3.0
 """Above an order's own limits, which the interpreter keeps."""
 END_S = 1.0
 """For the interpreter to end when its orders do; it needs milliseconds."""
+LOG, HEARD = "log", "heard"
+"""Of what is told: a part of a rank's log by NCCL, and what all of them say to the controller."""
 LOOKS, LOOKS_APART_S = 5, 0.02
 """How often tasks that want a CPU are counted; they come and go, so the median counts."""
 HEARD_S = 2.0
@@ -348,7 +351,7 @@ def order(
     It is an open call so that any number of nodes can be at it at the same time; it ends by itself.
 
     Returns:
-        What it told of it, the last thing last.
+        What it told of it, the last thing last; of NCCL's log what it says.
 
     Raises:
         Unobservable: the other call has ended.
@@ -362,4 +365,15 @@ def order(
             told: list[Mapping[str, Any]] = json.loads(one.makefile("rb").readline() or "[]")
     except OSError as error:
         raise Unobservable(f"the training interpreter does not answer: {error}") from error
-    return told
+    return overheard(told)
+
+
+def overheard(told: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return what was told, with what the NCCL of all ranks said of itself in place of its log."""
+    logs: dict[int, str] = {}
+    for one in told:
+        if LOG in one:
+            logs[one["rank"]] = logs.get(one["rank"], "") + one[LOG]
+    others = [one for one in told if LOG not in one]
+    text = "\n".join(logs.values())
+    return [*others, {"stage": HEARD, HEARD: of_node(text)}] if logs else others

@@ -21,7 +21,7 @@ GRACE_S = 3.0
 """After SIGTERM: mpirun and srun need up to 2 s to end what they started elsewhere."""
 IDLE_S = 0.1
 KEPT = 4 << 20
-"""Bytes of its output that are kept."""
+"""Bytes of its output that are kept, and of its report."""
 TELLING = re.compile(
     r"denied|verification failed|not found|refused|timed out|no route|resolve|error|cannot|unable|"
     r"invalid",
@@ -42,10 +42,11 @@ class Followed:
     Args:
         process: its output as pipes.
         limit_s: that it has.
+        most: bytes of each of its streams that are kept, the last ones.
     """
 
-    def __init__(self, process: Any, limit_s: float) -> None:
-        self._process = process
+    def __init__(self, process: Any, limit_s: float, most: int = KEPT) -> None:
+        self._process, self._most = process, most
         self._out, self._err = process.stdout.fileno(), process.stderr.fileno()
         self._kept = {self._out: b"", self._err: b""}
         self._poller = select.poll()
@@ -89,7 +90,7 @@ class Followed:
         events = self._poller.poll(limit_s * 1000) if self._open else []
         for fd, _ in events:
             data = os.read(fd, 1 << 16)
-            self._kept[fd] = (self._kept[fd] + data)[-KEPT:]
+            self._kept[fd] = (self._kept[fd] + data)[-self._most :]
             if not data:
                 self._poller.unregister(fd)
                 self._open.discard(fd)

@@ -13,13 +13,10 @@ import re
 from statistics import median
 from typing import Any, Mapping, Sequence, TypedDict
 
-LOG = (
-    r"(?:\[[^\]\n]{{0,40}}\] )?(?P<host>{}):\d+:\d+ [^\n]{{0,120}}?"
-    r"NCCL (?P<level>INFO|WARN|TRACE|CALL) ?(?P<words>[^\n]*)\n?"
-)
+from preflight.node.nccl_log import ANY_HOST, HEAD
+
+LOG = HEAD + r"(?P<words>[^\n]*)\n?"
 """A line of NCCL's own log. It may stand in the middle of a row, which goes on after it."""
-ANY_HOST = r"(?<![^\s\]>])[A-Za-z0-9][\w.-]*"
-"""Where a word begins. A known name is found without that: `0node1:7:7 [0] NCCL INFO`."""
 LABEL = re.compile(r"^(?:\[\d+,\d+\]<std\w+>: ?| *\d+: )", re.MULTILINE)
 """What mpirun and srun put before each line where they are told to."""
 PLACE = re.compile(

@@ -17,6 +17,7 @@ import json
 import os
 import select
 import signal
+import tempfile
 import time
 from typing import Any, Callable, Mapping
 
@@ -30,6 +31,9 @@ LAST_ERROR = "Last error:"
 """Goes before NCCL's own words, behind torch's."""
 IDLE_S = 3600.0
 """It looks at the clock again by then."""
+LOG_KEPT, LOG_PART = 1 << 18, 500
+"""Bytes of what NCCL says that are kept of a rank, and characters that are told at a time: of six
+bytes at most, and more than PIPE_BUF in one write would mix with what other ranks say."""
 COUNT_S = 20.0
 """To count GPUs: a second where the driver keeps no state, more on a node with eight."""
 
@@ -115,10 +119,13 @@ def of_error(error: BaseException) -> dict[str, str]:
 
 
 class Child:
-    """One that was forked: its order's number, which rank it is, and when it is ended."""
+    """One that was forked: its order's number, which rank it is, and when it is ended.
 
-    def __init__(self, pid: int, order: Mapping[str, Any], rank: int) -> None:
-        self.pid, self.number, self.rank = pid, order["id"], rank
+    Its log is the file that its NCCL writes to, or None.
+    """
+
+    def __init__(self, pid: int, order: Mapping[str, Any], rank: int, log: Any) -> None:
+        self.pid, self.number, self.rank, self.log = pid, order["id"], rank, log
         self.due = time.monotonic() + order["join_s"]
         self.limit_s = order["limit_s"]
         """How long it has once it has joined."""
@@ -162,7 +169,9 @@ class Ranks:
         """Fork a process for one rank of an order."""
         parent = os.getpid()
         come, hold = os.pipe()
+        log = None
         try:
+            log = tempfile.TemporaryFile() if order.get("overheard") else None  # noqa: SIM115
             pid = os.fork()
         except OSError as error:
             os.close(come)
@@ -174,12 +183,14 @@ class Ranks:
                 end_with_us()
                 null = os.open(os.devnull, os.O_RDONLY)
                 os.dup2(null, 0)  # orders are the parent's
+                if log:
+                    os.environ.update(overheard(log.fileno()))
                 if os.getppid() == parent:
                     self.work(order, place, Said(self.say, order["id"], rank, hold))
             finally:
                 os._exit(0)
         os.close(hold)
-        self.children[come] = Child(pid, order, rank)
+        self.children[come] = Child(pid, order, rank, log)
         self.poller.register(come, select.POLLIN | select.POLLHUP)
 
     def kill(self, now: float) -> None:
@@ -199,9 +210,19 @@ class Ranks:
         os.close(fd)
         del self.children[fd]
         status = os.waitpid(child.pid, 0)[1]
+        if child.log:
+            self.pass_on(child)
         signalled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         self.say(id=child.number, rank=child.rank, stage="ended", signal=signalled)
         self.see_over(child.number)
+
+    def pass_on(self, child: Child) -> None:
+        """Tell what the NCCL of a child has said."""
+        with child.log:
+            text = os.pread(child.log.fileno(), LOG_KEPT, 0).decode("utf-8", "replace")
+        for at in range(0, len(text), LOG_PART):
+            part = text[at : at + LOG_PART]
+            self.say(id=child.number, rank=child.rank, stage="log", log=part)
 
     def see_over(self, number: int) -> None:
         """Say so if all ranks of an order have ended."""
@@ -217,6 +238,15 @@ class Ranks:
                 Rank(self.torch, self.dist, order, place, said).go()
         except BaseException as error:  # noqa: BLE001 - whatever torch raises is the answer
             said(stage="error", at=said.stage, seconds=said.seconds(), **of_error(error))
+
+
+def overheard(fd: int) -> dict[str, str]:
+    """Return the environment in which NCCL says what it does, into a file that is open."""
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,NET",
+        "NCCL_DEBUG_FILE": f"/proc/self/fd/{fd}",
+    }
 
 
 class Said:
