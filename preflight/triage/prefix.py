@@ -49,7 +49,7 @@ OWNED = (
 """What stands before the words of a line; tried again and again until none fits."""
 MOST_PREFIXES = 8
 IN_NAME = (
-    re.compile(r"attempt_\d+/(?P<rank>\d{1,7})/(?:stdout|stderr)\.log$"),  # torchrun --log-dir
+    re.compile(r"(?P<folder>^.*attempt_\d+/\d{1,7})/(?:stdout|stderr)\.log$"),  # torchrun --log-dir
     re.compile(r"(?:rank|task)[_.-]?(?P<rank>\d{1,7})(?!\d)", re.IGNORECASE),
     re.compile(r"nccl[\w-]*\.(?P<node>[a-zA-Z][\w-]*)\.(?P<pid>\d{1,9})"),  # NCCL_DEBUG_FILE %h.%p
 )
@@ -62,6 +62,8 @@ class Who(NamedTuple):
     rank: int | None = None
     node: str = ""
     pid: int | None = None
+    folder: str = ""
+    """Where torchrun puts what one process writes: its name is a number, but counted by node."""
 
 
 NOBODY = Who()
@@ -94,15 +96,15 @@ def read(line: str, who: Who = NOBODY) -> Prefix:
                 who = named(who, told)
                 rest = rest[match.end() :]
                 break
-        if rest == before:
+        if rest == before or rest.startswith("NCCL "):
             break
     return Prefix(who, time, rest.lstrip(), rest[:1].isspace())
 
 
-def within(line: str, position: int, who: Who) -> Who:
-    """Return whose words stand at a place of a line into which several ranks have written."""
+def within(before: str, who: Who) -> Who:
+    """Return whose words follow in a line into which several ranks have written."""
     last = None
-    for last in NCCL.finditer(line, 0, max(0, position)):  # noqa: B007 - the last one counts
+    for last in NCCL.finditer(before):  # noqa: B007 - the last one counts
         pass
     return Who(None, last[1], int(last[2])) if last and last.start() > 0 and last[1] else who
 
@@ -117,9 +119,14 @@ def of_file(name: str) -> Who:
 
 
 def named(who: Who, told: Mapping[str, str | None]) -> Who:
-    """Return whose line it is by what is told of `rank`, `node` and `pid`, too."""
+    """Return whose line it is by what is told of `rank`, `node`, `pid` and `folder`, too."""
     rank, node, pid = told.get("rank"), told.get("node"), told.get("pid")
-    return Who(int(rank) if rank else who.rank, node or who.node, int(pid) if pid else who.pid)
+    return Who(
+        int(rank) if rank else who.rank,
+        node or who.node,
+        int(pid) if pid else who.pid,
+        told.get("folder") or who.folder,
+    )
 
 
 def moment(match: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 import re2
 
@@ -15,13 +16,16 @@ from preflight.triage.flight_recorder import Flight
 from preflight.triage.prefix import Prefix, Who
 from preflight.triage.rule import BY_OTHERS, FOLLOWED, RAISED, WENT_ON, Kind, Rule
 from preflight.triage.sieve import TRACEBACK, Hit, Sieve
-from preflight.triage.story import Seen, Story
+from preflight.triage.story import Logs, Seen, Story
 
 EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Warning)"
     r"|(?<=\.)[A-Z]\w*))(?::(?: (?P<message>.*))?)?$"
 )
 """The line that ends a traceback."""
+FRAME = re.compile(r'File "(?P<path>[^"]{1,400})", line (?P<line>\d{1,9})')
+LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<")
+"""What stands in the paths of files that are not the program's own."""
 ONLY_TOLD = re.compile(r"Exception ignored in|--- Logging error ---|xception was never retrieved")
 """What stands before a traceback by which nothing ends."""
 STEP = re.compile(r"\b(?:step|iter|iteration|epoch|loss|it/s|s/it)\b", re.IGNORECASE)
@@ -35,18 +39,19 @@ class Reader:
 
     def __init__(self, families: Sequence[Family]) -> None:
         self._rules = [rule for family in families for rule in family.rules]
-        self._patterns = [re2.compile(rule.pattern) for rule in self._rules]
+        self._patterns = [re2.compile(rule.pattern.encode("ascii")) for rule in self._rules]
         self._sieve = Sieve(self._rules)
         self._order = 0
         self._stories: list[Story] = []
         self._flight = Flight()
         self._documents: list[Seen] = []
+        self._logs = Logs()
 
     @property
     def stories(self) -> list[Story]:
         """What was read, by launch; what is not lines is of the last one."""
         if self._documents:
-            self._stories = self._stories or [Story()]
+            self._stories = self._stories or [Story(self._logs)]
             for seen in self._documents:
                 self._stories[-1].add(seen)
             self._stories[-1].extra[flight_recorder.NAME] = self._flight
@@ -70,6 +75,10 @@ class Reader:
     def read_lines(self, log: Log) -> None:
         """Take in the lines of a log."""
         owner = prefix.of_file(log.name)
+        if owner.folder:
+            self._logs.runs.add(str(PurePath(owner.folder).parents[1]))
+        if owner.rank is not None:
+            self._logs.ranks.add(owner.rank)
         launch, failed = 0, False
         tracebacks = Tracebacks()
         for hit in self._sieve.hits(log):
@@ -83,12 +92,11 @@ class Reader:
                     launch, failed = launch + 1, False
                 failed |= seen.rule.kind > Kind.FACT
                 while len(self._stories) <= launch:
-                    self._stories.append(Story())
+                    self._stories.append(Story(self._logs))
                 self._stories[launch].add(seen)
         if self._stories:
             self._stories[min(launch, len(self._stories) - 1)].ends[log.name] = self._sieve.lines
-        for story in self._stories:
-            story.lines[log.name] = self._sieve.lines
+        self._logs.lines[log.name] = self._sieve.lines
 
     def dumped(self, log: Log, head: bytes) -> Iterator[Seen]:
         """Yield what a dump of the flight recorder tells, once for each process group."""
@@ -96,24 +104,25 @@ class Reader:
             for group in self._flight.add(rank, log.name, dump):
                 self._order += 1
                 told = flight_recorder.told(group, rank)
-                text = ", ".join(f"{name} {value}" for name, value in told.items())
+                words = ", ".join(f"{name} {value}" for name, value in told.items())
                 rule, who = flight_recorder.ISSUED, Who(rank)
-                yield Seen(log.name, 1, text, who, "", self._order, rule, told)
+                yield Seen(log.name, 1, words, who, "", self._order, rule, told)
 
     def matched(self, log: Log, hit: Hit, before: Prefix) -> Iterator[Seen]:
         """Yield what a line tells, once for each rule that it is of."""
         for place in hit.rules:
             rule = self._rules[place]
-            match = self._patterns[place].search(hit.text)
+            match = self._patterns[place].search(hit.raw)
             if match is None:
                 continue
-            told = {name: value for name, value in match.groupdict().items() if value is not None}
+            groups = match.groupdict().items()
+            told = {text(name): text(value) for name, value in groups if value is not None}
             if rule.refine:
                 refined = rule.refine(told)
                 if refined is None:
                     continue
                 told |= refined
-            who = prefix.within(hit.text, match.start(), before.who)
+            who = prefix.within(text(hit.raw[: match.start()]), before.who)
             if own := OWN & told.keys():
                 who = prefix.named(who, {name: told.pop(name) for name in own})
             yield Seen(log.name, hit.number, before.text, who, before.time, self._order, rule, told)
@@ -122,8 +131,13 @@ class Reader:
         """Yield the line if it ends a traceback, or shows that a rank went on after one."""
         found = tracebacks.read(before)
         if found:
-            who, text, order = before.who, before.text, self._order
-            yield Seen(log.name, hit.number, text, who, before.time, order, *found)
+            who, words, order = before.who, before.text, self._order
+            yield Seen(log.name, hit.number, words, who, before.time, order, *found)
+
+
+def text(raw: bytes) -> str:
+    """Return what was written."""
+    return raw.decode("utf-8", "replace")
 
 
 class Tracebacks:
@@ -131,6 +145,7 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self._open: dict[Who, int] = defaultdict(int)
+        self._at: dict[Who, str] = {}
         self._only_told: set[Who] = set()
         self._ended: set[Who] = set()
 
@@ -143,12 +158,23 @@ class Tracebacks:
             if who not in self._only_told:
                 self._open[who] += 1
             self._only_told.discard(who)
-        elif self._open[who] and not line.indented and (match := EXCEPTION.match(text)):
+            self._at.pop(who, None)
+        elif not self._open.get(who):
+            return self.went_on(line)
+        elif line.indented and (frame := FRAME.match(text)):
+            if not LIBRARY.search(frame["path"]):
+                self._at[who] = f"{PurePath(frame['path']).name}:{frame['line']}"
+        elif not line.indented and (match := EXCEPTION.match(text)):
             self._open[who] -= 1
             self._ended.add(who)
             rule = FOLLOWED if BY_OTHERS.match(text) else RAISED
-            return rule, {"type": match["type"], "message": match["message"] or ""}
-        elif who in self._ended and STEP.search(text):
-            self._ended.remove(who)
+            told = {"type": match["type"], "message": match["message"] or ""}
+            return rule, told | ({"at": at} if (at := self._at.pop(who, "")) else {})
+        return None
+
+    def went_on(self, line: Prefix) -> tuple[Rule, dict[str, str]] | None:
+        """Return that a rank trained on after a traceback, if a line shows it."""
+        if line.who in self._ended and STEP.search(line.text):
+            self._ended.remove(line.who)
             return WENT_ON, {}
         return None

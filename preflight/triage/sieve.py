@@ -29,6 +29,7 @@ class Hit(NamedTuple):
 
     number: int
     """From 1."""
+    raw: bytes
     text: str
     rules: tuple[int, ...]
     """Their places; none: it only follows the head of a traceback."""
@@ -81,7 +82,7 @@ class Sieve:
                     follow = AFTER
                 if which or follow:
                     text = line.decode("utf-8", "replace")
-                    yield Hit(number, text, tuple(sorted(which)))
+                    yield Hit(number, line, text, tuple(sorted(which)))
                 start = end + 1
             number += block.count(b"\n", counted)
         self.lines = number
