@@ -11,14 +11,16 @@ import click
 
 from preflight import catalog
 from preflight.catalog import Catalog
-from preflight.cli import flags, options
+from preflight.cli import flags, options, shared
 from preflight.cli.run import reported, ways_to
+from preflight.errors import ConfigError
 from preflight.inventory import Cluster
 from preflight.report import build, terminal
 from preflight.report.triage import render
 from preflight.run import Plan
 from preflight.transport import Transport
-from preflight.triage import cluster, family, files, model
+from preflight.triage import cluster, excerpt, family, files, model
+from preflight.triage.family import Family
 from preflight.triage.files import Log
 from preflight.triage.reading import Reader
 
@@ -43,6 +45,12 @@ class Site:
 @flags.inventory
 @flags.checks
 @click.option("--json", "json_path", metavar="PATH", help="Write it as JSON; - is stdout.")
+@click.option(
+    "--save-case",
+    "case_path",
+    metavar="PATH",
+    help="Write what tells it to a new file, names replaced; - is stdout.",
+)
 @options.verbose
 @options.no_color
 def command(
@@ -50,6 +58,7 @@ def command(
     source: Path | None,
     dirs: tuple[Path, ...],
     json_path: str | None,
+    case_path: str | None,
     verbose: bool,
     no_color: bool,
 ) -> int:
@@ -62,6 +71,7 @@ def command(
     contacted), 3 there is nothing in them that is known.
     """
     options.see_writable(json_path)
+    see_case(case_path, logs, json_path)
     site = seen(source, dirs) if source else None
     found = files.find(logs)
     families = family.load()
@@ -70,10 +80,12 @@ def command(
         reader.read(log)
     answer = model.triage(reader.stories, families, len(found), flaws(found))
     answer = asked(answer, site, dirs) if answer.hypotheses else answer
-    if json_path != "-":
+    if "-" not in (json_path, case_path):
         terminal.put(lambda width, coding: render(answer, width, coding, verbose), not no_color)
     if json_path:
         options.write(json_path, answer.to_json())
+    if case_path:
+        save(case_path, found, reader, families)
     return ANALYSED if any(reader.stories) else NOTHING
 
 
@@ -114,3 +126,38 @@ def asked(answer: model.Triage, site: Site | None, dirs: Sequence[Path]) -> mode
     policy = build.Policy(today=dt.datetime.now(dt.timezone.utc).date())
     report = reported(plan, policy, site.transports)
     return cluster.with_cluster(answer, target, report, site.known, str(site.cluster.source))
+
+
+def see_case(path: str | None, logs: Sequence[str], json_path: str | None) -> None:
+    """See that a case can be written.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if path is None:
+        return
+    if files.STDIN in logs:
+        raise ConfigError("--save-case reads logs twice, which standard input cannot: name a file")
+    if path == json_path == "-":
+        raise ConfigError("--json and --save-case: only one of them can be written to stdout")
+    shared.see_new(path, "--save-case")
+    options.see_writable(path)
+
+
+def save(path: str, logs: Sequence[Log], reader: Reader, families: Sequence[Family]) -> None:
+    """Write the case, and say what is to be known of it.
+
+    Raises:
+        ConfigError: it cannot be written, or a log cannot be read again.
+    """
+    name = "job" if path == "-" else Path(path).stem
+    made = excerpt.excerpt(name, logs, reader.stories, families, shared.secret())
+    shared.write_new(path, made.text)
+    for left in made.left_out:
+        options.say(f"{left} is no text and not in the case: attach it yourself")
+    if made.cause != made.told:
+        options.say(
+            f"the case alone tells {made.cause} and not {made.told}: say so where you share it"
+        )
+    where = "" if path == "-" else f" in {path}"
+    options.say(f"{made.lines} lines{where}, names replaced; still, read it before you share it")

@@ -99,7 +99,8 @@ class Directory:
             if called
             else "no log names its node"
         )
-        return f"rank {rank} is taken to be on {node}, by {self._per_node} GPUs a node: {why}"
+        plan = f"{self._per_node} GPU{'s' * (self._per_node != 1)}"
+        return f"rank {rank} is taken to be on {node}, by {plan} a node: {why}"
 
 
 def short(name: str) -> str:
