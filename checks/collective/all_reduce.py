@@ -157,7 +157,9 @@ def well(node: str, facts: Facts) -> Verdict:
         return unknown("the all_reduce of all nodes did not end, which is told at another node")
     words = f"an all_reduce with {some(good)} alone is right"
     untried = facts[node]["untried"]
-    words += f"; {untried} others were not tried" if untried else ""
+    words += (
+        f"; {untried} {'other was' if untried == 1 else 'others were'} not tried" if untried else ""
+    )
     return ok(words + (f"; with {some(others)} it is not, which is told there" if others else ""))
 
 
@@ -222,10 +224,12 @@ def carrier(facts: Facts) -> str:
 
 
 def by_whom(facts: Facts) -> tuple[str, ...]:
-    """Return how it is repeated by hand, or why nccl-tests did not do it where there are GPUs."""
-    told = [fact["engine"] for fact in facts.values() if fact["gpus"]]
-    by_hand = [f"by hand: {one['command']}" for one in told if one["command"]]
-    return (*by_hand[:1], *[f"not by {NAME}: {one['why']}" for one in told if one["why"]][:1])
+    """Return how it is repeated by hand, and why nccl-tests did not do it where there are GPUs."""
+    told = [fact["engine"] for fact in facts.values()]
+    where = "" if by_tests(told[0]) else ", at the same time on all nodes, each its own --node_rank"
+    by_hand = [f"by hand{where}: {one['command']}" for one in told if one["command"]]
+    whys = [fact["engine"]["why"] for fact in facts.values() if fact["gpus"]]
+    return (*by_hand[:1], *[f"not by {NAME}: {why}" for why in whys if why][:1])
 
 
 def versions(facts: Facts, key: str) -> str:

@@ -16,7 +16,6 @@ import re
 import select
 import socket
 import struct
-import subprocess
 import time
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
@@ -30,7 +29,7 @@ from preflight.node.nccl_log import of_node
 from preflight.node.net import interfaces, link_gbps, meeting_address
 from preflight.node.nvml import Occupant, occupants
 from preflight.node.software import BEGAN, NO_COMMAND, PASSED, START, UNSEEN, hidden, text_for
-from preflight.node.toolbox import end, started
+from preflight.node.toolbox import awaited, end, started
 
 MAIN, RANK = "preflight.node.torch_interpreter.main", "preflight.node.torch_rank"
 """What runs there, and a module that it needs; imported here they would be compiled for nothing."""
@@ -213,8 +212,7 @@ def imported(
         return {"why": "import torch: {type}: {error}".format(**last), "lack": "broken"}
     if team.fds():
         return {"why": f"torch was not imported in {IMPORT_S:g} s", "lack": "unknown"}
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        team.process.wait(END_S)  # its words have ended: that of its input would be its end too
+    awaited(team.process, END_S)  # its words have ended: that of its input would be its end too
     end(team.process, END_S)
     code, words = team.process.returncode, team.last_words(python)
     if team.has_begun:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 from statistics import median
-from typing import Any, Mapping, Sequence, TypedDict
+from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
 
 from preflight.api import Verdict, fail, skip, some, unknown
 from preflight.node.nvml import Occupant
@@ -39,6 +39,7 @@ BUSY = 0.7
 """Share of a CPU from which a rank may be what limits: our own choice, as of network.bandwidth."""
 SLOWER = 2
 """Times slower than usual: dlrover's limit of a straggler."""
+SENSELESS = "what its interpreter tells makes no sense"
 NAME = "nccl-tests"
 NO_RANK = "install in its training environment what the other nodes have, or see launch.python"
 
@@ -144,6 +145,35 @@ class Ranked(Placed):
 Facts = Mapping[str, Ranked]
 
 
+class Came(NamedTuple):
+    """What the ranks of a node told."""
+
+    run: Run
+    peers: dict[str, Peer]
+    """By other node."""
+    why: str
+    """What is wrong; empty: nothing."""
+
+
+def what_came(told: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> Came:
+    """Return what came of the ranks of a node; whatever they told, it does not raise.
+
+    Args:
+        told: by its ranks; what has no `rank` is of all of them.
+        nodes: of all ranks.
+    """
+    try:
+        run = digest(told, nodes)
+        return Came(run, together(told, nodes), "" if is_good(run) else in_words(run))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return what_came(nothing(SENSELESS), nodes)
+
+
+def nothing(error: str) -> list[dict[str, Any]]:
+    """Return what ranks would tell that did not come to be."""
+    return [{"stage": "error", "at": "store", "error": error}]
+
+
 def digest(told: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> Run:
     """Return what came of the ranks of a node, by what they told.
 
@@ -178,6 +208,17 @@ def of_one(rank: int, told: Sequence[Mapping[str, Any]], nodes: Mapping[int, str
         elif stage == "ended" and not run["killed"]:
             run["signal"] = one["signal"]
     return run
+
+
+def together(told: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> dict[str, Peer]:
+    """Return how data came from other nodes: to each rank its share, all at once."""
+    found: dict[str, Peer] = {}
+    for one in (one for one in told if one["stage"] == "peer"):
+        peer = found.setdefault(nodes[one["other"]], Peer(gbps=0.0, receiving=0.0, sending=0.0))
+        peer["gbps"] = round(peer["gbps"] + one["gbps"], 4)
+        for way in ("receiving", "sending"):
+            peer[way] = max(peer[way], one[way])
+    return found
 
 
 def one_size(sizes: Sequence[Size]) -> Size:

@@ -255,11 +255,15 @@ def end(process: Any, limit_s: float) -> None:
     for stream in (process.stdin, process.stdout, process.stderr):
         with contextlib.suppress(OSError):
             stream.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(limit_s)
+    awaited(process, limit_s)
     if process.returncode is None:
         process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it may be in D state
+    awaited(process, limit_s)  # it may be in D state
+
+
+def awaited(process: Any, limit_s: float) -> None:
+    """Wait for a process to end, no longer than to a limit."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(limit_s)
 
 

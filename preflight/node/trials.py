@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from preflight.api import Fleet, Reply, Want
 from preflight.node.busbw import too_slow
+from preflight.node.by_hand import commands
 from preflight.node.collective import IMPORT_S, SLACK_S, hold, look, order
 from preflight.node.launch import wanted
 from preflight.node.mesh import message
@@ -24,11 +25,11 @@ from preflight.node.ranks import (
     Met,
     Peer,
     Ranked,
-    digest,
-    in_words,
     is_good,
+    nothing,
     own,
     quick,
+    what_came,
 )
 from preflight.node.software import asked
 from preflight.node.wires import wires
@@ -147,16 +148,11 @@ def by_torch(
             return
         for node in doors:
             facts[node]["devices"] = seating(gpus[node], want.get("launch.gpus_per_node"))
-            facts[node]["engine"] = by_whom(facts[node], why)
+        trials = Trials(fleet, want, facts, doors)
+        trials.tell(why)
         on_gpus = [node for node in doors if "cpu" not in facts[node]["devices"]]
         tell_wires(fleet, want, facts, on_gpus)
-        Trials(fleet, want, facts, doors).go()
-
-
-def by_whom(fact: Ranked, why: str) -> Engine:
-    """Return that torch does it, and why not nccl-tests."""
-    nccl = "" if "cpu" in fact["devices"] else fact["nccl"]
-    return Engine(name=TORCH, version=fact["torch"], nccl=nccl, command="", why=why)
+        trials.go()
 
 
 def surroundings(want: Want) -> tuple[dict[str, Any], ...]:
@@ -192,9 +188,19 @@ class Trials:
         self, fleet: Fleet, want: Want, facts: dict[str, Ranked], doors: Mapping[str, str]
     ) -> None:
         self.fleet, self.facts, self.doors = fleet, facts, doors
-        self.port = want.launch["port"]
+        self.port, self.env = want.launch["port"], want.get("launch.env", {})
         master = want.launch.get("master", "")
         self.nodes = sorted(doors, key=lambda node: node != master)  # it comes first
+
+    def tell(self, why: str) -> None:
+        """Say of all nodes that torch does it, and why not nccl-tests."""
+        by_hand = commands(self.devices(self.nodes), self.facts, self.port, self.env)
+        for node, command in by_hand.items():
+            fact = self.facts[node]
+            nccl = "" if "cpu" in fact["devices"] else fact["nccl"]
+            fact["engine"] = Engine(
+                name=TORCH, version=fact["torch"], nccl=nccl, command=command, why=why
+            )
 
     def go(self) -> None:
         """Do it on each, with all, and if that is bad with two at a time.
@@ -219,14 +225,14 @@ class Trials:
         groups = [[node] for node in self.nodes if len(self.facts[node]["devices"]) > 1]
         told = self.told(groups, ALL, meet=False)
         for (node,) in groups:
-            self.facts[node]["local"] = digest(told[node], self.seats([node]))
+            self.facts[node]["local"] = what_came(told[node], self.seats([node])).run
 
     def all(self) -> None:
         """Do it with all nodes."""
         seats, told = self.seats(self.nodes), self.told([self.nodes], ALL)
         for node in self.nodes:
-            self.facts[node]["run"] = digest(told[node], seats)
-            self.facts[node]["peers"] = together(told[node], seats)
+            came = what_came(told[node], seats)
+            self.facts[node]["run"], self.facts[node]["peers"] = came.run, came.peers
 
     def slow(self) -> bool:
         """Whether something was slow when all did it."""
@@ -263,14 +269,12 @@ class Trials:
         told = self.told(pairs, TWO)
         for pair in pairs:
             seats = self.seats(pair)
-            runs = [digest(told[node], seats) for node in pair]
-            why = next((in_words(run) for run in runs if own(run)), "") or next(
-                (in_words(run) for run in runs if not is_good(run)), ""
-            )
+            came = {node: what_came(told[node], seats) for node in pair}
+            first = sorted(came.values(), key=lambda one: (not own(one.run), not one.why))
             for node, other in (pair, pair[::-1]):
                 known = self.facts[node]["pairs"]
                 none = Peer(gbps=0.0, receiving=0.0, sending=0.0)
-                found = Met(**together(told[node], seats).get(other, none), why=why)
+                found = Met(**came[node].peers.get(other, none), why=first[0].why)
                 known[other] = max(known.get(other, found), found, key=better)
 
     def devices(self, group: Sequence[str]) -> dict[str, list[str]]:
@@ -306,7 +310,7 @@ class Trials:
         found: dict[str, list[dict[str, Any]]] = {}
         for group in groups:
             reply = stores[group[0]]
-            ports = [one["port"] for one in reply.value or () if one["stage"] == "listening"]
+            ports = [one["port"] for one in reply.value or () if one.get("port")]
             seats, rounds = self.seats(group), meetings(group) if meet else {}
             for node in group:
                 found[node] = nothing(no_store(group[0], reply))
@@ -357,28 +361,12 @@ def met_by(
     return [[dict(enumerate(ranks)).get(place) for ranks in theirs] for place in range(len(mine))]
 
 
-def together(told: Sequence[Mapping[str, Any]], seats: Mapping[int, str]) -> dict[str, Peer]:
-    """Return how data came from other nodes: to each rank its share, all at once."""
-    found: dict[str, Peer] = {}
-    for one in (one for one in told if one["stage"] == "peer"):
-        peer = found.setdefault(seats[one["other"]], Peer(gbps=0.0, receiving=0.0, sending=0.0))
-        peer["gbps"] = round(peer["gbps"] + one["gbps"], 4)
-        for way in ("receiving", "sending"):
-            peer[way] = max(peer[way], one[way])
-    return found
-
-
 def better(met: Met) -> tuple[bool, float]:
     """Return what the better of two trials has more of."""
     return not met["why"], met["gbps"]
 
 
-def nothing(error: str) -> list[dict[str, Any]]:
-    """Return what ranks would tell that did not come to be."""
-    return [{"stage": "error", "at": "store", "error": error}]
-
-
 def no_store(node: str, reply: Reply) -> str:
     """Return why there was no place to meet."""
-    errors = [one["error"] for one in reply.value or () if one["stage"] == "error"]
+    errors = [str(one["error"]) for one in reply.value or () if one.get("error")]
     return f"no port to meet at on {node}: {message(reply) or ''.join(errors) or 'no answer'}"

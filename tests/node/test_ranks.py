@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from preflight.node.ranks import digest, in_words
+from preflight.node.ranks import SENSELESS, digest, in_words, together, what_came
 
 
 @pytest.mark.parametrize(
@@ -57,3 +59,48 @@ def test_the_rank_that_failed_by_itself_is_told_of() -> None:
     ]
     run = digest(told, {0: "n1", 1: "n1"})
     assert (run["rank"], in_words(run)) == (1, "its rank was ended by SIGSEGV")
+
+
+def test_what_comes_to_all_ranks_of_a_node_adds_up() -> None:
+    seats = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
+    told = [
+        {"stage": "peer", "rank": 0, "other": 2, "gbps": 90.5, "receiving": 0.1, "sending": 0.4},
+        {"stage": "peer", "rank": 1, "other": 3, "gbps": 80.25, "receiving": 0.3, "sending": 0.2},
+        {"stage": "done", "rank": 1},
+    ]
+    assert together(told, seats) == {"n2": {"gbps": 170.75, "receiving": 0.3, "sending": 0.4}}
+
+
+SEATS = {0: "n1", 1: "n2"}
+DONE = {"stage": "done", "rank": 0}
+SIZE = {"stage": "size", "rank": 0, "bytes": 4, "count": 1, "ms": 1.0, "busy": 0.1, "wrong": 0}
+PEER = {"stage": "peer", "rank": 0, "other": 1, "gbps": 1.0, "receiving": 0.1, "sending": 0.1}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [{}],
+        [{"stage": "size", "rank": 0}, DONE],
+        [{**SIZE, "wrong": "x"}, DONE],
+        [{"stage": "missing", "ranks": [7]}],
+        [{"stage": "missing", "ranks": None}],
+        [{**PEER, "other": 7}, DONE],
+        [{**PEER, "gbps": "x"}, DONE],
+        [{"stage": "error", "rank": 0, "at": "x", "error": "y"}],
+        [{"stage": "error", "rank": 0, "at": "store", "error": None}],
+        [{"stage": "ended", "rank": 0, "signal": 4711}],
+        [{"stage": "ended", "rank": "x", "signal": 9}, DONE],
+        [{"stage": "ended", "rank": [], "signal": 9}],
+    ],
+)
+def test_what_makes_no_sense_is_told_as_that(told: list[dict[str, Any]]) -> None:
+    found = what_came(told, SEATS)
+    assert found.why == f"meeting at the master: {SENSELESS}"
+    assert (found.run["at"], found.peers) == ("store", {})
+
+
+def test_what_makes_sense() -> None:
+    found = what_came([SIZE, PEER, DONE], SEATS)
+    assert (found.run["at"], found.why) == ("", "")
+    assert found.peers == {"n2": {"gbps": 1.0, "receiving": 0.1, "sending": 0.1}}

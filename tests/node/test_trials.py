@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.node.trials import devices, meetings, met_by, together
+from preflight.node.trials import devices, meetings, met_by
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,3 @@ def test_a_rank_meets_that_in_its_place_on_other_nodes() -> None:
     assert met_by("n1", ["n2"], seats) == [[2], [3]]
     assert met_by("n2", ["n1", None], seats) == [[0, None], [1, None]]
     assert met_by("n1", ["n3", "n2"], seats) == [[4, 2], [None, 3]]
-
-
-def test_what_comes_to_all_ranks_of_a_node_adds_up() -> None:
-    seats = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
-    told = [
-        {"stage": "peer", "rank": 0, "other": 2, "gbps": 90.5, "receiving": 0.1, "sending": 0.4},
-        {"stage": "peer", "rank": 1, "other": 3, "gbps": 80.25, "receiving": 0.3, "sending": 0.2},
-        {"stage": "done", "rank": 1},
-    ]
-    assert together(told, seats) == {"n2": {"gbps": 170.75, "receiving": 0.3, "sending": 0.4}}
