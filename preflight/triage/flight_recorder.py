@@ -27,6 +27,8 @@ RANK = re.compile(r"(\d{1,7})(?:\.(?:pkl|pickle|json|gz|zst|bin))*$")
 RANKS = re.compile(r"\d{1,7}")
 KEPT = 4000
 """Of the last collectives of a group, how many are compared."""
+DIMENSIONS, LARGEST = 64, 1 << 63
+"""Of a tensor, and of a number: beyond that a dump is damaged."""
 BETWEEN_TWO = {"send", "recv", "coalesced"}
 """Operations that have no number among the collectives."""
 LIBRARY = re.compile(r"/torch/|/site-packages/|<frozen|\.cpp|\.so\b|\?\?")
@@ -154,9 +156,10 @@ def call(entries: list[Mapping[str, Any]]) -> Call:
     if len(entries) > 1 or not UNIFORM.match(ops[0]):
         return Call(" and ".join(ops), None, "")
     sizes = listed(entries[0].get("input_sizes"))
-    elements = sum(math.prod(n for n in map(whole, listed(one)) if n is not None) for one in sizes)
+    elements = sum(math.prod(whole(n) or 0 for n in listed(one)[:DIMENSIONS]) for one in sizes)
     kinds = listed(entries[0].get("input_dtypes"))
-    return Call(ops[0], elements if sizes else None, str(kinds[0]) if kinds else "")
+    kind = str(kinds[0]) if kinds else ""
+    return Call(ops[0], elements if sizes and elements < LARGEST else None, kind)
 
 
 def place(entry: Mapping[str, Any]) -> str:
@@ -197,7 +200,8 @@ def whole(value: Any) -> int | None:
     """Return a number, which JSON has as text."""
     if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 19:
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+    return value if number else None
 
 
 def dumps(log: Log, head: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -283,6 +283,8 @@ def test_damaged_dumps_are_never_a_crash(tmp_path: Path) -> None:
     text = (HERE / "mismatch_trace_rank_0.json").read_bytes()
     odd = [b"{", json.dumps({"entries": [1, {"profiling_name": 5}, None]}).encode()]
     odd += [b'{"entries":' + b"[" * 100_000, struct.pack("<I", 0x80)]
+    huge = waiting(6, 5, input_sizes=[[2**2000] * 100_000], collective_seq_id=2**2000)
+    odd += [pickle.dumps(huge, protocol=2), json.dumps(huge | {"entries": [[]]}).encode()]
     for number in range(200):
         data = bytearray(some.choice((whole, text)))
         for _ in range(some.randrange(1, 6)):

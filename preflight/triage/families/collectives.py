@@ -41,6 +41,8 @@ NUMBERS = (
     r"last enqueued (?:NCCL )?work: (?P<last_enqueued>-?\d{1,18}), "
     r"last completed (?:NCCL )?work: (?P<last_completed>-?\d{1,18})"
 )
+LONG = 19
+"""Digits of a number that is none of torch's."""
 FIELD = re.compile(r"(\w+)=(\[[\d, ]*\]|\w+)")
 
 
@@ -48,6 +50,7 @@ def work(told: Mapping[str, str]) -> Mapping[str, str]:
     """Return what a work is; which of its fields are told differs by version."""
     fields = dict(FIELD.findall(told["work"][:500]))
     seq = fields.get("SeqNum", "")
+    seq = seq if seq.isdecimal() and len(seq) < LONG else ""
     size = fields.get("TensorShape") or fields.get("NumelIn", "")
     return {
         "work": "",

@@ -224,7 +224,7 @@ def reported(story: Story) -> Iterator[Finding]:
 def gloo(story: Story) -> Iterator[Finding]:
     """Tell of Gloo's time-outs, which do not say for whom."""
     lines = story.of_rule(GLOO)
-    if not lines:
+    if not lines or story.of_rule(BARRIER):
         return
     waited = sorted({rank for seen in lines if (rank := rank_of(story, seen)) >= 0})
     silent = absent(story, waited) if waited else []
@@ -232,7 +232,8 @@ def gloo(story: Story) -> Iterator[Finding]:
     if silent:
         says = f"{ranked(story, silent)} did not come to a collective in which {who} waited"
     else:
-        says = f"{who} waited for data of each other that did not come"
+        whose = " of each other" if len(waited) > 1 else ""
+        says = f"{who} waited for data{whose} that did not come"
     yield Finding(
         cause=MISMATCHED if silent else STALLED,
         kind=Kind.SYMPTOM,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import signal
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -216,15 +217,18 @@ def finding(story: Story, meaning: Meaning, code: int, those: list[Exit]) -> Fin
 
 
 def exits(story: Story) -> Iterator[Exit]:
-    """Yield how processes ended, but for those that a launcher ended."""
-    for seen in (*story.of_rule(CODE), *story.of_rule(AGENT), *story.of_rule(DEEPSPEED)):
-        yield Exit(seen, ranks_of(story, seen), coded(int(seen.told["exit_code"])))
+    """Yield how processes ended."""
+    table = sorted((seen.file, seen.line, seen.who.rank or 0) for seen in story.of_rule(RANK))
+    for seen in story.of_rule(CODE):
+        yield Exit(seen, above(table, seen) or own(story, seen), coded(int(seen.told["exit_code"])))
+    for seen in (*story.of_rule(AGENT), *story.of_rule(DEEPSPEED)):
+        yield Exit(seen, own(story, seen), coded(int(seen.told["exit_code"])))
     for seen in story.of_rule(MPI):
-        yield Exit(seen, ranks_of(story, seen), -int(seen.told["signal"]))
+        yield Exit(seen, own(story, seen), -int(seen.told["signal"]))
     for seen in story.of_rule(SPAWNED):
         code = seen.told.get("exit_code")
         by_name = getattr(signal, seen.told.get("name", ""), 0)
-        yield Exit(seen, ranks_of(story, seen), coded(int(code)) if code else -int(by_name))
+        yield Exit(seen, own(story, seen), coded(int(code)) if code else -int(by_name))
     for seen in story.of_rule(TASKS):
         how = seen.told["how"]
         code_of_task = HOW.get(how) or coded(int(how.rsplit(" ", 1)[-1]))
@@ -236,17 +240,17 @@ def coded(code: int) -> int:
     return BY_SIGNAL - code if code > BY_SIGNAL else code
 
 
-def ranks_of(story: Story, seen: Seen) -> tuple[int, ...]:
-    """Return the rank of a line; in torchrun's table it stands in one of the lines before."""
+def above(table: list[tuple[str, int, int]], seen: Seen) -> tuple[int, ...]:
+    """Return the rank that torchrun's table has in one of the lines above an exit code."""
+    place = bisect.bisect_left(table, (seen.file, seen.line, 0)) - 1
+    if place < 0 or table[place][0] != seen.file or seen.line - table[place][1] > NEAR:
+        return ()
+    return (table[place][2],)
+
+
+def own(story: Story, seen: Seen) -> tuple[int, ...]:
+    """Return the rank of a line, if it is known."""
     rank = story.whose(seen.who).rank
-    if seen.rule is CODE:
-        before = [
-            line
-            for line in story.of_rule(RANK)
-            if line.file == seen.file and 0 < seen.line - line.line < NEAR
-        ]
-        nearest = max(before, key=lambda line: line.line, default=None)
-        rank = nearest.who.rank if nearest else rank
     return () if rank is None else (rank,)
 
 

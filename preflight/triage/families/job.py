@@ -55,7 +55,7 @@ def cause(
     )
 
 
-IN_USE = r"has ([\d.]{1,12}) (GiB|MiB) memory in use"
+IN_USE = r"has (\d{1,9}(?:\.\d{1,3})?) (GiB|MiB) memory in use"
 OWN = re.compile(r"this process " + IN_USE)
 ANOTHER = re.compile(r"Process (\d{1,9}) " + IN_USE)
 
@@ -77,7 +77,7 @@ def owner_of_memory(told: Mapping[str, str]) -> Mapping[str, str]:
 
 def gib(number: str, unit: str) -> float:
     """Return GiB."""
-    return float(number) / (1 if unit == "GiB" else 1024) if number.count(".") < 2 else 0.0
+    return float(number) / (1 if unit == "GiB" else 1024)
 
 
 RULES = (
@@ -305,13 +305,13 @@ def own(story: Story) -> Iterator[Seen]:
     explained = {(seen.file, seen.line) for seen in others}
     failed: dict[tuple[str, Who], list[int]] = {}
     for seen in story.of_rule(FOLLOWED):
-        if seen.who.rank is not None:
-            failed.setdefault((seen.file, seen.who), []).append(seen.line)
-    went_on = {(seen.file, seen.who): seen.line for seen in story.of_rule(WENT_ON)}
+        if (who := story.whose(seen.who)).rank is not None:
+            failed.setdefault((seen.file, who), []).append(seen.line)
+    went_on = {(seen.file, story.whose(seen.who)): seen.line for seen in story.of_rule(WENT_ON)}
     for seen in story.of_rule(RAISED):
-        key = seen.file, seen.who
+        key = seen.file, story.whose(seen.who)
         again = any(0 < seen.line - line < CHAINED for line in failed.get(key, ()))
-        alone = seen.who.rank is not None or not others
+        alone = key[1].rank is not None or not others
         survived = alone and went_on.get(key, 0) > seen.line
         if not again and not survived and (seen.file, seen.line) not in explained:
             yield seen
