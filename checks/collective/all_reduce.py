@@ -39,7 +39,8 @@ Fix: see what the other checks of network say of that node; `preflight run --lev
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from dataclasses import replace
+from typing import Any, Callable, Mapping
 
 from preflight.api import (
     TOGETHER,
@@ -55,6 +56,7 @@ from preflight.api import (
     unknown,
 )
 from preflight.node.busbw import fastest, points, remarks, too_slow
+from preflight.node.nccl_cause import Cause, found, joined
 from preflight.node.pairs import Culprit, Pair, about, between, blame, present, stricken
 from preflight.node.ranks import (
     NAME,
@@ -108,19 +110,38 @@ def bad(facts: Facts) -> dict[str, Verdict]:
         if not {a, b} & selves.keys()
     }
     rows = stricken(blame(tried, facts), list(facts))
+    cause = found(facts, ended=False)
     if not rows and not selves:
-        return dict.fromkeys(facts, unexplained(facts, tried))
+        return named(unexplained(facts, tried), cause, facts, lambda node: well(node, facts))
     verdicts = {}
     for node in facts:
         if node in selves:
-            verdicts[node] = fail(
-                f"an all_reduce of {len(facts)} nodes does not end: {in_words(selves[node])}"
-            )
+            words = f"an all_reduce of {len(facts)} nodes does not end: {in_words(selves[node])}"
+            verdicts[node] = joined(fail(words), cause, node, facts)
         elif node in rows:
-            verdicts[node] = failure(node, rows[node], facts)
+            verdicts[node] = joined(failure(node, rows[node], facts), cause, node, facts)
         else:
             verdicts[node] = well(node, facts)
     return verdicts
+
+
+def named(
+    verdict: Verdict, cause: Cause | None, facts: Facts, other: Callable[[str], Verdict]
+) -> dict[str, Verdict]:
+    """Return what is wrong by node: where its cause is, else on all.
+
+    Args:
+        verdict: blames no node.
+        cause: as NCCL says; None: it does not.
+        facts: of nodes.
+        other: gives the verdict of a node at which the cause is not.
+    """
+    if cause is None or not cause.at:
+        return {node: joined(verdict, cause, node, facts) for node in facts}
+    one = replace(verdict, scope="node")
+    return {
+        node: joined(one, cause, node, facts) if node in cause.at else other(node) for node in facts
+    }
 
 
 def unexplained(facts: Facts, tried: Mapping[Pair, bool]) -> Verdict:
@@ -176,22 +197,25 @@ def speed(facts: Facts, want: Want) -> dict[str, Verdict]:
     rows = stricken(blame(tried, facts), list(facts))
     others = load(facts)
     short = None if rows or others else too_slow(words, facts, runs(facts), want)
+    cause = found(facts, ended=True)
+
+    def right(node: str) -> Verdict:
+        odd = sorted(rows or (cause.at if short and cause else ()))
+        beside = f"; data with {some(odd)} is slow, told there" if odd else ""
+        return ok(
+            f"{words}: busbw {best.busbw:.3g} GB/s, all sums right{beside}{others}",
+            details=(*remarks(facts, runs(facts)), *left_out(node, facts), *by_whom(facts)),
+        )
+
+    if short:
+        return named(short, cause, facts, right)
     verdicts = {}
     for node in facts:
         if node in rows:
-            verdicts[node] = slow(node, rows[node], rates, usual, len(facts))
-        elif short:
-            verdicts[node] = short
+            late = slow(node, rows[node], rates, usual, len(facts))
+            verdicts[node] = joined(late, cause, node, facts)
         else:
-            beside = "" if not rows else f"; data with {some(sorted(rows))} is slow, told there"
-            verdicts[node] = ok(
-                f"{words}: busbw {best.busbw:.3g} GB/s, all sums right{beside}{others}",
-                details=(
-                    *remarks(facts, runs(facts)),
-                    *left_out(node, facts),
-                    *by_whom(facts),
-                ),
-            )
+            verdicts[node] = right(node)
     return verdicts
 
 

@@ -13,42 +13,36 @@ Fix: see `nvidia-smi topo -m`, `nvidia-smi nvlink --status` and `dmesg` there; b
 
 from __future__ import annotations
 
-from typing import Mapping
-
 from preflight.api import FAIL, Check, Point, Verdict, Want, fail, ok, skip, unknown
-from preflight.node.busbw import expected, fastest, points, remarks
-from preflight.node.expectation import verdict
+from preflight.node.busbw import fastest, points, remarks, slow_alone
+from preflight.node.nccl_cause import found, joined
 from preflight.node.ranks import Facts, by_tests, idle, in_words, is_good, own
 from preflight.node.trials import all_together, surroundings
 
 
 def compare(facts: Facts, want: Want) -> dict[str, Verdict]:
-    runs = {node: fact["local"] for node, fact in facts.items()}
-    busbw = {n: fastest(points([run])).busbw for n, run in runs.items() if run and is_good(run)}
-    return {node: judged(node, facts, busbw) for node in facts}
+    return {node: judged(node, facts) for node in facts}
 
 
-def judged(node: str, facts: Facts, busbw: Mapping[str, float]) -> Verdict:
-    """Return the verdict of a node, by the GB/s of those on which it is right."""
+def judged(node: str, facts: Facts) -> Verdict:
+    """Return the verdict of a node."""
     fact, run = facts[node], facts[node]["local"]
     if run is None:
         return without(node, facts)
     count = len(fact["devices"])
-    if node not in busbw:
+    if not is_good(run):
         what = "does not end" if run["at"] else "is wrong"
         where = f" (GPU {run['rank']})" if own(run) and not by_tests(fact["engine"]) else ""
-        return fail(f"an all_reduce of its {count} GPUs {what}: {in_words(run)}{where}")
+        bad = fail(f"an all_reduce of its {count} GPUs {what}: {in_words(run)}{where}")
+        return joined(bad, found({node: fact}, ended=False), node, facts)
     carrier = f"NCCL {fact['nccl']}"
     what = f"all_reduce of {count} GPUs ({by_tests(fact['engine']) or carrier})"
-    siblings = [
-        rate
-        for other, rate in busbw.items()
-        if other != node and len(facts[other]["devices"]) == count
-    ]
+    slow = slow_alone(what, node, run, facts)
+    if slow:
+        return joined(slow, found({node: fact}, ended=True), node, facts)
+    best = fastest(points([run])).busbw
     details = remarks({node: fact}, [run])
-    well = ok(f"{what}: busbw {busbw[node]:.3g} GB/s, all sums right", details=details)
-    right = expected({node: fact}, [run])
-    return verdict(what, busbw[node], right, siblings) or well
+    return ok(f"{what}: busbw {best:.3g} GB/s, all sums right", details=details)
 
 
 def without(node: str, facts: Facts) -> Verdict:

@@ -17,7 +17,7 @@ from preflight.node.expectation import (
     of_gloo,
     verdict,
 )
-from preflight.node.ranks import BUSY, Ranked, Run, by_gloo
+from preflight.node.ranks import BUSY, Ranked, Run, by_gloo, is_good, uneven
 
 LEAST = "expect.all_reduce.min_busbw_gbs"
 LATENCY = "how long a message takes counts in the largest one too"
@@ -87,3 +87,47 @@ def too_slow(
 def remarks(facts: Mapping[str, Ranked], runs: Sequence[Run]) -> tuple[str, ...]:
     """Return how what was measured compares to what was expected."""
     return tuple(notes(fastest(points(runs)).busbw, expected(facts, runs), len(facts)))
+
+
+def slow_alone(what: str, node: str, run: Run, facts: Mapping[str, Ranked]) -> Verdict | None:
+    """Return what is wrong with the bandwidth of a node's own GPUs, beside that of others.
+
+    Args:
+        what: was measured, in words.
+        node: whose they are.
+        run: what came of their all_reduce, which is right.
+        facts: of all nodes.
+    """
+    fact = facts[node]
+    siblings = [
+        fastest(points([other["local"]])).busbw
+        for name, other in facts.items()
+        if name != node
+        and other["local"]
+        and is_good(other["local"])
+        and len(other["devices"]) == len(fact["devices"])
+    ]
+    return verdict(what, fastest(points([run])).busbw, expected({node: fact}, [run]), siblings)
+
+
+def is_bad(facts: Mapping[str, Ranked], want: Want) -> bool:
+    """Whether what nodes did together is wrong, did not end, or was slow."""
+    runs = [fact["run"] for fact in facts.values() if fact["run"]]
+    if not all(map(is_good, runs)):
+        return True
+    return bool(runs) and (uneven(facts) or too_slow("", facts, runs, want) is not None)
+
+
+def doubtful(facts: Mapping[str, Ranked], want: Want) -> list[list[str]]:
+    """Return the groups of nodes of whose NCCL an all_reduce is bad: all, else some alone."""
+    if by_gloo(facts):
+        return []
+    some_ran = {node: fact for node, fact in facts.items() if fact["run"]}
+    if is_bad(some_ran, want):
+        return [list(some_ran)]
+    alone = {node: fact["local"] for node, fact in facts.items()}
+    return [
+        [node]
+        for node, run in alone.items()
+        if run and (not is_good(run) or slow_alone("", node, run, facts))
+    ]

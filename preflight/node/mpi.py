@@ -19,8 +19,8 @@ from typing import Any, Iterator, Mapping, Sequence, TypedDict
 from preflight.api import Absent, Node, Unobservable
 from preflight.node.container import entered
 from preflight.node.followed import GRACE_S, Followed, Report
-from preflight.node.nccl_log import Heard, by_host
-from preflight.node.nccl_tests import Told, parsed, refined
+from preflight.node.nccl_log import LOUD, Heard, by_host
+from preflight.node.nccl_tests import Told, hosts_of, parsed, refined
 from preflight.node.software import PASSED
 from preflight.node.toolbox import started
 
@@ -37,10 +37,10 @@ NO_FILES = {"OMPI_MCA_orte_create_session_dirs": "0", "PMIX_MCA_gds": "hash"}
 """A build with Open MPI that runs alone makes a folder in /tmp else, and leaves it when killed."""
 DEBUG = {"NCCL_DEBUG": "WARN"}
 """Where nobody says otherwise: NCCL then says why it fails."""
-LOUD = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,NET", "NCCL_DEBUG_FILE": ""}
-"""Has NCCL say what it does, to standard output."""
 BRIEF = ("-b", "1M", "-e", "32M", "-f", "32", "-n", "1", "-w", "0", "-c", "0")
 """Since 2.22 NCCL connects a ring no earlier than data goes through it."""
+HEAR_S = 25.0
+"""To connect 512 ranks and send little; what is said by then counts."""
 LOUD_KEPT = 16 << 20
 """Bytes: a rank says about 20 KB."""
 MARK = "OMPI_MCA_preflight_run"
@@ -160,10 +160,11 @@ def overheard(node: Node, plan: Plan) -> dict[str, Heard]:
     argv, env = start_of(node, plan, 0)
     each = plan["nodes"][0][2] if plan["how"] == "alone" else 1
     process = started_by(node, [*argv, plan["program"], *BRIEF, "-g", str(each)], env)
-    with Followed(process, START_S, LOUD_KEPT) as run:
+    with Followed(process, HEAR_S, LOUD_KEPT) as run:
         for _ in run.texts():
             pass
-    return by_host(run.text())
+    text = run.text()
+    return by_host(text, hosts_of(text))
 
 
 def watched(run: Followed, report: Report | None) -> bool:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Iterable, Iterator, NamedTuple, TypedDict
+from typing import Iterable, Iterator, NamedTuple, Sequence, TypedDict
 
+LOUD = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,NET", "NCCL_DEBUG_FILE": ""}
+"""Has NCCL say it, to standard output."""
 HEAD = (
     r"(?:\[[^\]\n]{{0,40}}\] )?(?P<host>{}):\d+:\d+ [^\n]{{0,120}}?"
     r"NCCL (?P<level>INFO|WARN|TRACE|CALL) ?"
@@ -19,8 +21,6 @@ HEAD = (
 """Begins a line. It may stand in the middle of another one, which then goes on after it."""
 ANY_HOST = r"(?<![^\s\]>])[A-Za-z0-9][\w.-]*"
 """Where a word begins. A known name is found without that: `0node1:7:7 [0] NCCL INFO`."""
-HOSTS = 1000
-"""Names that are looked for in that way: those that begin most lines."""
 VERSION = r"NCCL version (?P<nccl_version>\d+\.\d+(?:\.\d+)?)"
 BARE = re.compile(rf"^{VERSION}", re.MULTILINE)
 """Before 2.22 it says so once, in a line without a head."""
@@ -70,13 +70,14 @@ class Heard(TypedDict):
     """The first ones."""
 
 
-def lines(text: str) -> Iterator[Line]:
-    """Yield the lines of NCCL that are in a text, whatever else is."""
-    begins = re.compile(HEAD.format(ANY_HOST))
-    names = Counter(match["host"] for match in begins.finditer(text)).most_common(HOSTS)
-    longest_first = sorted((name for name, _ in names), key=len, reverse=True)
-    if longest_first:
-        begins = re.compile(HEAD.format("|".join(map(re.escape, longest_first))))
+def lines(text: str, hosts: Sequence[str] = ()) -> Iterator[Line]:
+    """Yield the lines of NCCL that are in a text, whatever else is.
+
+    Args:
+        text: of any kind.
+        hosts: that are known, those first of which others are a part; empty: none is.
+    """
+    begins = re.compile(HEAD.format("|".join(map(re.escape, hosts)) or ANY_HOST))
     for row in text.splitlines():
         heads = list(begins.finditer(row))
         ends = [head.start() for head in heads[1:]] + [len(row)]
@@ -92,11 +93,11 @@ def of_node(text: str) -> Heard:
     return heard
 
 
-def by_host(text: str) -> dict[str, Heard]:
-    """Return what is said by the ranks of each host in a text of all of them."""
+def by_host(text: str, hosts: Sequence[str]) -> dict[str, Heard]:
+    """Return what is said by the ranks of each host in a text of all of them, as `lines` has it."""
     found: dict[str, list[Line]] = {}
-    for line in lines(text):
-        found.setdefault(line.host.split(".")[0], []).append(line)
+    for line in lines(text, hosts):
+        found.setdefault(line.host, []).append(line)
     return {host: of_lines(some) for host, some in found.items()}
 
 

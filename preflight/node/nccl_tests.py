@@ -123,11 +123,15 @@ def cleaned(text: str, failures: list[Failure]) -> list[str]:
         version = NCCL.search(match["words"])
         return f"{version[0]}\n" if version else ""
 
-    hosts = sorted({match[2] for match in PLACE.finditer(text)}, key=len, reverse=True)
-    if hosts:
-        text = re.sub(LOG.format("|".join(map(re.escape, hosts))), taken, text)
+    if names := hosts_of(text):
+        text = re.sub(LOG.format("|".join(map(re.escape, names))), taken, text)
     text = re.sub(LOG.format(ANY_HOST), taken, text)
     return text.split("\n")[:-1]
+
+
+def hosts_of(text: str) -> list[str]:
+    """Return where ranks run, by their list of them; long names first, others may be a part."""
+    return sorted({match[2] for match in PLACE.finditer(text)}, key=len, reverse=True)
 
 
 def add_words(told: Told, line: str) -> None:

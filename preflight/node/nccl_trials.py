@@ -17,12 +17,14 @@ from preflight.node.all_reduce_perf import LOOK_S, Found, find
 from preflight.node.mesh import message
 from preflight.node.mpi import (
     GO_ON_S,
+    HEAR_S,
     START_S,
     STUCK_S,
     TRIAL_S,
     Outcome,
     Plan,
     measured,
+    overheard,
     swept,
     tried,
 )
@@ -58,6 +60,8 @@ class NcclTests:
         self.nodes = sorted(nodes, key=lambda node: node != master)  # it comes first
         self.before = {node: facts[node].copy() for node in nodes}
         self.found: dict[str, Found] = {}
+        self.how = ""
+        """What starts it on all nodes."""
         self.mark = f"preflight-{uuid.uuid4().hex}"
 
     def go(self) -> str:
@@ -65,8 +69,8 @@ class NcclTests:
         why = self.unfit() or self.look()
         if why or len(self.nodes) < 2:
             return why or self.alone()
-        how, why = self.launcher()
-        why = why or self.alone() or self.all(how)
+        self.how, why = self.launcher()
+        why = why or self.alone() or self.all(self.how)
         for node in self.nodes if why else ():
             self.facts[node].update(self.before[node])
         return why
@@ -188,6 +192,19 @@ class NcclTests:
             self.facts[node]["run"] = self.run(node, reply.value, self.nodes)
             self.tell(node, reply.value)
         return ""
+
+    def overhear(self, groups: Sequence[Sequence[str]]) -> None:
+        """Do it once more with groups whose NCCL is to say what it does; what fails, says less."""
+        alone = {group[0]: (self.plan("alone", group[0]),) for group in groups if len(group) == 1}
+        args = alone if len(alone) == len(groups) else {self.nodes[0]: (self.plan(self.how),)}
+        replies = self.fleet.map(overheard, args, HEAR_S + STUCK_S)
+        heard = {
+            host: one for reply in replies.values() for host, one in (reply.value or {}).items()
+        }
+        for node in (node for group in groups for node in group):
+            self.facts[node]["heard"] = heard.get(self.found[node]["host"])
+        if replies:
+            self.sweep()
 
     def tell(self, node: str, outcome: Outcome) -> None:
         """Say of a node what did it."""

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
 
 from preflight.api import Verdict, fail, skip, some, unknown
+from preflight.node.nccl_log import Heard
 from preflight.node.nvml import Occupant
 from preflight.node.nvml import in_words as occupied
 from preflight.node.pairs import Pair, Placed
@@ -140,6 +141,8 @@ class Ranked(Placed):
     """Pairs that were not tried."""
     wires: Wires | None
     """What NCCL's data goes through; None where Gloo carries it."""
+    heard: Heard | None
+    """What NCCL said of itself when it did it once more; None: there was no need."""
 
 
 Facts = Mapping[str, Ranked]
@@ -334,6 +337,12 @@ def quick(rates: Mapping[Pair, Peer], facts: Facts) -> tuple[dict[Pair, bool], f
     found = {pair: one["gbps"] * SLOWER >= usual for pair, one in rates.items()}
     told = {pair: fast for pair, fast in found.items() if fast or not is_bound(pair, rates, facts)}
     return told, usual
+
+
+def uneven(facts: Facts) -> bool:
+    """Whether data from some nodes was slow when all did it."""
+    rates = {(a, b): one for b, fact in facts.items() for a, one in fact["peers"].items()}
+    return not all(quick(rates, facts)[0].values())
 
 
 def is_bound(pair: Pair, rates: Mapping[Pair, Peer], facts: Facts) -> bool:

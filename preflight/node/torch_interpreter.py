@@ -171,7 +171,7 @@ class Ranks:
         come, hold = os.pipe()
         log = None
         try:
-            log = tempfile.TemporaryFile() if order.get("overheard") else None  # noqa: SIM115
+            log = tempfile.TemporaryFile() if "loud" in order else None  # noqa: SIM115
             pid = os.fork()
         except OSError as error:
             os.close(come)
@@ -184,7 +184,8 @@ class Ranks:
                 null = os.open(os.devnull, os.O_RDONLY)
                 os.dup2(null, 0)  # orders are the parent's
                 if log:
-                    os.environ.update(overheard(log.fileno()))
+                    file = f"/proc/self/fd/{log.fileno()}"
+                    os.environ.update(order["loud"], NCCL_DEBUG_FILE=file)
                 if os.getppid() == parent:
                     self.work(order, place, Said(self.say, order["id"], rank, hold))
             finally:
@@ -238,15 +239,6 @@ class Ranks:
                 Rank(self.torch, self.dist, order, place, said).go()
         except BaseException as error:  # noqa: BLE001 - whatever torch raises is the answer
             said(stage="error", at=said.stage, seconds=said.seconds(), **of_error(error))
-
-
-def overheard(fd: int) -> dict[str, str]:
-    """Return the environment in which NCCL says what it does, into a file that is open."""
-    return {
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,NET",
-        "NCCL_DEBUG_FILE": f"/proc/self/fd/{fd}",
-    }
 
 
 class Said:

@@ -12,11 +12,12 @@ import time
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from preflight.api import Fleet, Reply, Want
-from preflight.node.busbw import too_slow
+from preflight.node.busbw import doubtful, is_bad
 from preflight.node.by_hand import commands
-from preflight.node.collective import IMPORT_S, SLACK_S, hold, look, order
+from preflight.node.collective import HEARD, IMPORT_S, SLACK_S, hold, look, order
 from preflight.node.launch import wanted
 from preflight.node.mesh import message
+from preflight.node.nccl_log import LOUD
 from preflight.node.nccl_trials import TORCH, NcclTests
 from preflight.node.pairs import Pair, disjoint, some_rounds
 from preflight.node.ranks import (
@@ -29,6 +30,7 @@ from preflight.node.ranks import (
     nothing,
     own,
     quick,
+    uneven,
     what_came,
 )
 from preflight.node.software import asked
@@ -51,6 +53,8 @@ ALL = {
 }
 TWO = {**ALL, "wait_s": 3.0, "join_s": 4.0, "limit_s": 5.0, "sizes": SIZES[:3:2], "most": 0}
 """Of pairs: whether it works is asked, a SYN that is lost goes out again after 1 s."""
+AGAIN = {**ALL, "sizes": (1 << 20, 32 << 20), "most": 0, "loud": LOUD}
+"""To hear what NCCL says: since 2.22 it connects a ring no earlier than data goes through it."""
 ON_GPUS = {"wait_s": 40.0, "join_s": 45.0}
 """CUDA starts in seconds for each process, and NCCL connects hundreds of ranks in tens of them."""
 PAIRS_S = 40.0
@@ -86,22 +90,19 @@ def all_together(
     free = [node for node, fact in facts.items() if not fact["occupants"] and not fact["problem"]]
     if len(free) < 2 and not any(facts[node]["gpus"] for node in free):
         return facts
-    why = NcclTests(fleet, want, facts, free).go()
+    tests = NcclTests(fleet, want, facts, free)
+    why = tests.go()
     if why and want.get("launch.all_reduce.engine") == NAME:
         for node in free:
             facts[node]["problem"] = f"{NAME}: {why}"
         return facts
     some_ran = {node: facts[node] for node in free if facts[node]["run"]}
     tell_wires(fleet, want, facts, free if not why else ())
+    if not why:
+        tests.overhear(doubtful({node: facts[node] for node in free}, want))
     if why or fleet.level == "deep" or is_bad(some_ran, want):
         by_torch(fleet, want, facts, free, why, seating)
     return facts
-
-
-def is_bad(facts: Mapping[str, Ranked], want: Want) -> bool:
-    """Whether what nccl-tests did with all nodes is wrong, did not end, or was slow."""
-    runs = [fact["run"] for fact in facts.values() if fact["run"]]
-    return not all(map(is_good, runs)) or bool(runs and too_slow("", facts, runs, want))
 
 
 def tell_wires(fleet: Fleet, want: Want, facts: Mapping[str, Ranked], nodes: Iterable[str]) -> None:
@@ -153,6 +154,7 @@ def by_torch(
         on_gpus = [node for node in doors if "cpu" not in facts[node]["devices"]]
         tell_wires(fleet, want, facts, on_gpus)
         trials.go()
+        trials.overhear(doubtful({node: facts[node] for node in doors}, want))
 
 
 def surroundings(want: Want) -> tuple[dict[str, Any], ...]:
@@ -170,7 +172,7 @@ def begun(reply: Reply) -> Ranked:
     found = {"import_s": 0.0, "devices": [], "local": None, "run": None, "peers": {}, "pairs": {}}
     problem = message(reply) or place["problem"]
     engine = Engine(name="", version="", nccl="", command="", why="")
-    found.update(untried=0, wires=None, engine=engine, problem=problem)
+    found.update(untried=0, wires=None, heard=None, engine=engine, problem=problem)
     return Ranked(**{**place, **more, **found})  # type: ignore[typeddict-item]
 
 
@@ -211,13 +213,14 @@ class Trials:
         if len(self.nodes) < 2:
             return
         self.all()
-        is_bad = not all(is_good(self.facts[node]["run"]) for node in self.nodes)
-        if not (is_bad or self.slow() or self.fleet.level == "deep"):
+        has_failed = not all(is_good(self.facts[node]["run"]) for node in self.nodes)
+        is_slow = uneven({node: self.facts[node] for node in self.nodes})
+        if not (has_failed or is_slow or self.fleet.level == "deep"):
             return
         self.pairs()
         words = [met["why"] for node in self.nodes for met in self.facts[node]["pairs"].values()]
         selves = any(own(self.facts[node]["run"]) for node in self.nodes)
-        if is_bad and words and not any(words) and not selves:
+        if has_failed and words and not any(words) and not selves:
             self.all()
 
     def each(self) -> None:
@@ -234,10 +237,12 @@ class Trials:
             came = what_came(told[node], seats)
             self.facts[node]["run"], self.facts[node]["peers"] = came.run, came.peers
 
-    def slow(self) -> bool:
-        """Whether something was slow when all did it."""
-        rates = {(a, b): one for b in self.nodes for a, one in self.facts[b]["peers"].items()}
-        return not all(quick(rates, self.facts)[0].values())
+    def overhear(self, groups: Sequence[Sequence[str]]) -> None:
+        """Do it once more with groups whose NCCL is to say what it does."""
+        told = self.told(groups, AGAIN, meet=False)
+        for node in (node for group in groups for node in group):
+            heard = (one[HEARD] for one in told[node] if HEARD in one)
+            self.facts[node]["heard"] = next(heard, None)
 
     def pairs(self) -> None:
         """Do it with two at a time, in rounds of disjoint pairs; what is bad once more."""
