@@ -37,7 +37,7 @@ OWNED = (
     DEFAULT_GROUP,
     re.compile(r"\[\d+,(?P<rank>\d{1,7})\]<\w+>: ?"),  # Open MPI
     re.compile(r"\[PG (?:ID )?\d[^\]]{0,100} Rank \d{1,7}\]:? ?"),  # of another group
-    re.compile(r"\[[a-z_]+(?P<rank>\d{1,7})\]: ?"),  # torchrun --tee
+    re.compile(r"\[(?:default|trainer|worker)(?P<local_rank>\d{1,7})\]: ?"),  # torchrun --tee
     re.compile(r"\((?:[\w.:]+ )?pid=(?P<pid>\d{1,9})(?:, ip=(?P<node>[^) ]+))?[^)]*\) ?"),  # Ray
     re.compile(r"(?P<rank>\d{1,7}): (?!\d)"),  # srun --label
     re.compile(r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}|(?!python|x\d)[a-z][\w-]*\d[\w.-]*): "),  # pdsh
@@ -83,7 +83,7 @@ class Prefix(NamedTuple):
 def read(line: str, who: Who = NOBODY) -> Prefix:
     """Return whose line it is, when it was written, and its words; `who` is what the file tells."""
     rest = ANSI.sub("", line[:LONGEST]).rstrip()
-    time = ""
+    time, local = "", None
     for _ in range(MOST_PREFIXES):
         before = rest
         for form in TIMED:
@@ -94,10 +94,13 @@ def read(line: str, who: Who = NOBODY) -> Prefix:
             if match := form.match(rest):
                 told = {} if form in OF_A_GROUP and who.rank is not None else match.groupdict()
                 who = named(who, told)
+                local = told.get("local_rank", local)
                 rest = rest[match.end() :]
                 break
         if rest == before or rest.startswith("NCCL "):
             break
+    if who.rank is None and who.pid is None:  # on one node it is the rank; nothing better is known
+        who = named(who, {"rank": local})
     return Prefix(who, time, rest.lstrip(), rest[:1].isspace())
 
 
