@@ -32,7 +32,7 @@ from preflight.node.container import LIMIT_S, closed, entered, last_line, see_wh
 from preflight.node.launch import DEFAULT, home
 from preflight.node.launch import interpreter as named
 
-MAIN = "preflight.node.interpreter.main"
+MAIN, LINKER = "preflight.node.interpreter.main", "preflight.node.linker"
 """What runs there; imported here it would be compiled for nothing."""
 MARK = "preflight:"
 """Begins the answer's line: whatever sitecustomize prints is told apart."""
@@ -223,7 +223,7 @@ def source() -> str:
     It ends by itself: what runs in a container outlives `docker exec`. `signal` imports `enum`,
     which takes longer than the rest; what it wraps does not.
     """
-    return text_for(MAIN, MARK, f"import _signal\n_signal.alarm({LIMIT_S + 2})\n")
+    return text_for(MAIN, MARK, f"import _signal\n_signal.alarm({LIMIT_S + 2})\n", [LINKER])
 
 
 def text_for(main: str, mark: str, before: str = "", needs: Sequence[str] = ()) -> str:

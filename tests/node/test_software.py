@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from preflight.api import Ran, Unobservable, Want
-from preflight.node import interpreter
+from preflight.node import linker
 from preflight.node.software import BEGAN, Inside, Torch, asked, silence, source, training, versions
 from preflight.node.toolbox import Toolbox
 
@@ -221,10 +221,10 @@ def test_links_into_an_environment_and_its_program_are_followed_as_the_linker_do
     if library_path:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(nccl(tmp_path / "other", "2.19.3").parent))
     ran = subprocess.run([str(link), str(user)], capture_output=True, text=True, check=False)
-    found = interpreter.library("libnccl.so.2", [str(user)], str(link))
+    found = linker.library("libnccl.so.2", [str(user)], str(link))
     if ran.returncode:
         assert "libnccl.so.2: cannot open shared object file" in ran.stdout
-        assert found == interpreter.library("libnccl.so.2")
+        assert found == linker.library("libnccl.so.2")
     else:
         assert found
         assert found["path"] == os.path.realpath(ran.stdout.strip())
@@ -286,7 +286,7 @@ def test_a_torch_that_needs_no_nccl_has_it_built_in(site: Path) -> None:
 def test_a_torch_whose_library_does_not_lead_to_nccl_preloads_the_wheel(site: Path) -> None:
     wheel = site / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     compile_library(torch(site), "", "-Wl,--no-as-needed", str(wheel))
-    system = interpreter.library("libnccl.so.2")
+    system = linker.library("libnccl.so.2")
     expected = system or {"path": str(wheel), "by": "wheel"}
     found = inside({"PYTHONPATH": str(site)})["nccl"]
     assert found
@@ -367,7 +367,7 @@ def test_a_toolkit_without_such_files_is_told_by_nvcc(tmp_path: Path) -> None:
 
 def test_the_linkers_cache_is_read_as_ldconfig_reads_it() -> None:
     ldconfig = Toolbox().which("ldconfig")
-    if ldconfig is None or not Path(interpreter.CACHE).exists():
+    if ldconfig is None or not Path(linker.CACHE).exists():
         pytest.skip("this machine has no ld.so.cache")
     printed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=True).stdout
     told = re.findall(r"^\s+(\S+) \(.*\) => (\S+)$", printed, re.MULTILINE)
@@ -376,7 +376,7 @@ def test_the_linkers_cache_is_read_as_ldconfig_reads_it() -> None:
     for name, path in told:
         wanted.setdefault(name, []).append(path)
     some = dict(list(wanted.items())[:20])
-    assert {name: interpreter.cached(name) for name in some} == some
+    assert {name: linker.cached(name) for name in some} == some
 
 
 def test_noise_and_files_of_the_current_folder_do_no_harm(
