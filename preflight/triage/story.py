@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from preflight.triage.prefix import Who
 from preflight.triage.rule import FOLLOWED, RAISED, WENT_ON, Kind, Rule
@@ -51,21 +52,36 @@ class Rank:
     last: Seen | None = None
 
 
+@dataclass
+class Logs:
+    """What is known of all logs."""
+
+    lines: dict[str, int] = field(default_factory=dict)
+    """How many each has, once it is read."""
+    runs: set[str] = field(default_factory=set)
+    """Folders of torchruns: one a node."""
+    ranks: set[int] = field(default_factory=set)
+    """Those that have a log by their name."""
+
+
 class Story:
     """All that was seen of one launch.
 
     `families` read it: `events`, `ranks`, `stated`, `count`.
+
+    Args:
+        logs: all that are read, also those of other launches.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Logs | None = None) -> None:
+        self._logs = logs or Logs()
         self._seen: dict[tuple[int, Who], list[Seen]] = {}
         self._counts: dict[tuple[int, Who], int] = defaultdict(int)
         self._facts: dict[tuple[Who, str], tuple[str, Seen]] = {}
         self._last: dict[Who, Seen] = {}
         self._rank_of: dict[tuple[str, int], int] = {}
+        self._rank_in: dict[str, int] = {}
         self._world = 0
-        self.lines: dict[str, int] = {}
-        """How many each log has."""
         self.ends: dict[str, int] = {}
         """By file, the number of its last line."""
         self.extra: dict[str, object] = {}
@@ -74,12 +90,12 @@ class Story:
     def add(self, seen: Seen) -> None:
         """Take in a line."""
         key = id(seen.rule), seen.who
-        self._counts[key] += 1
         kept = self._seen.get(key)
         if kept is None:
             if len(self._seen) >= MOST_KEYS:
                 return
             kept = self._seen[key] = []
+        self._counts[key] += 1
         if len(kept) < KEPT:
             kept.append(seen)
         elif seen.rule.kind is Kind.FACT:
@@ -91,8 +107,10 @@ class Story:
         self.learn(seen)
 
     def learn(self, seen: Seen) -> None:
-        """Learn which process is which rank of the largest communicator."""
+        """Learn which process is which rank, by that of the largest communicator or by itself."""
         told, who = seen.told, seen.who
+        if who.folder and who.rank is not None:
+            self._rank_in.setdefault(who.folder, who.rank)
         if "nranks" in told and "comm_rank" in told and who.pid is not None:
             world = int(told["nranks"])
             if world > self._world:
@@ -105,6 +123,10 @@ class Story:
         """Return whose it is, with the rank if any line has told it."""
         if who.rank is None and who.pid is not None and (who.node, who.pid) in self._rank_of:
             return who._replace(rank=self._rank_of[who.node, who.pid])
+        if who.rank is None and who.folder in self._rank_in:
+            return who._replace(rank=self._rank_in[who.folder])
+        if who.rank is None and who.folder and len(self._logs.runs) == 1:
+            return who._replace(rank=int(PurePath(who.folder).name))
         return who
 
     @property
@@ -112,6 +134,11 @@ class Story:
         """The greatest number of ranks that any has stated; 0 if none has."""
         stated = [int(v) for (_, k), (v, _) in self._facts.items() if k in ("nranks", "world_size")]
         return max(stated, default=0)
+
+    @property
+    def known(self) -> set[int]:
+        """The ranks that there are, as far as logs tell: some may have said nothing."""
+        return {*self._logs.ranks, *self.ranks()}
 
     def events(self, *kinds: Kind) -> Iterator[Seen]:
         """Yield the kept lines of some kinds, or of all."""
@@ -130,7 +157,7 @@ class Story:
 
     def stuck(self, seen: Seen) -> bool:
         """Whether its log ends with a line, or nearly so, and the job came no further after it."""
-        return self.lines.get(seen.file, 0) - seen.line < NEAR and not any(
+        return self._logs.lines.get(seen.file, 0) - seen.line < NEAR and not any(
             one.file == seen.file and one.order > seen.order and one.rule.stage in FURTHER
             for one in self.events(Kind.FACT)
         )
@@ -143,7 +170,7 @@ class Story:
         after = {(seen.file, seen.who): seen.line for seen in self.of_rule(WENT_ON)}
         ended = [seen for rule in (RAISED, FOLLOWED) for seen in self.of_rule(rule)]
         found = {
-            (seen.file, seen.line): seen.who.rank is not None
+            (seen.file, seen.line): self.whose(seen.who).rank is not None
             for seen in ended
             if after.get((seen.file, seen.who), 0) > seen.line
         }

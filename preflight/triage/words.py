@@ -46,6 +46,6 @@ def rank_of(story: Story, seen: Seen) -> int:
 
 def absent(story: Story, there: Collection[int]) -> list[int]:
     """Return the few ranks that are not among those that did something, which most did."""
-    world = max(story.world, max(there) + 1)
+    world = max(story.world, max(there) + 1, max(story.known, default=0) + 1)
     silent = [rank for rank in range(min(world, MOST_RANKS)) if rank not in there]
     return silent if len(silent) <= max(1, len(there) // 4) else []
