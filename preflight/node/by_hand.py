@@ -14,7 +14,8 @@ PROGRAM = (
     "import os, time, torch, torch.distributed as dist; "
     'dist.init_process_group("{}"); x = torch.ones(1 << 24, device={}); '
     "dist.all_reduce(x); x[0].item(); begun = time.time(); "
-    'dist.all_reduce(x); x[0].item(); print("64 MiB:", time.time() - begun, "s")'
+    'dist.all_reduce(x); x[0].item(); print("64 MiB:", time.time() - begun, "s"); '
+    "dist.barrier(); dist.destroy_process_group()"
 )
 """It is done twice, for the first time connects; `item` waits for the GPU."""
 ON_GPUS = PROGRAM.format("nccl", '"cuda:" + os.environ["LOCAL_RANK"]')
@@ -36,13 +37,13 @@ def commands(
         port: where they meet.
         env: of the job, in which the command is given, inside of the container where one is named.
     """
-    nodes = list(devices)
-    where = f"--master_addr={facts[nodes[0]]['address']}", f"--master_port={port}"
+    where = [f"--master_addr={facts[node]['address']}" for node in devices][:1]
+    where.append(f"--master_port={port}")
     found = {}
     for rank, (node, own) in enumerate(devices.items()):
         python, interface = facts[node]["asked"], facts[node]["interface"]
         is_cpu = "cpu" in own
-        words = [python, "-m", "torch.distributed.run", f"--nnodes={len(nodes)}"]
+        words = [python, "-m", "torch.distributed.run", f"--nnodes={len(devices)}"]
         words += [f"--node_rank={rank}", f"--nproc_per_node={len(own)}", *where]
         words += ["--no_python", python, "-c", ON_CPUS if is_cpu else ON_GPUS]
         ours = f"{IFNAME}=${{{IFNAME}-{quote(interface)}}} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,63 @@ def test_two_ranks_on_each_node(bed: Testbed, tmp_path: Path) -> None:
         {node: {**fact, "nccl": "2.29.7", "gpus": 2} for node, fact in facts.items()}, want
     )
     assert said["tb1"].summary.startswith("all_reduce of 2 GPUs (NCCL 2.29.7): ")
+
+
+def at_once(bed: Testbed, commands: dict[str, str]) -> dict[str, str]:
+    """Return what commands print that are given on several nodes at the same time."""
+
+    def given(node: str) -> str:
+        done = bed.ssh(node, commands[node], "root", 90)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(commands, pool.map(given, commands), strict=True))
+
+
+JOB = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(x)
+told = dist.get_rank(), dist.get_world_size(), int(x), os.environ["GLOO_SOCKET_IFNAME"]
+os.write(1, f"{told} {os.environ['SITE_PHRASE']} {sys.argv[1:]}\\n".encode())
+"""
+
+
+def test_the_commands_of_preflight_launch_start_a_job(bed: Testbed) -> None:
+    nodes = ["tb1", "tb2"]
+    for node in nodes:
+        bed.change_file(node, "/opt/job/train.py", JOB)
+    launch = {
+        "python": str(TORCH),
+        "master": "tb2",
+        "workdir": "/opt/job",
+        "interface": "eth0",
+        "gpus_per_node": 2,
+        "env": {"SITE_PHRASE": "open 'sesame'"},
+    }
+    inventory = bed.inventory(launch=launch, nodes=[bed.spec(node) for node in nodes])
+    printed = bed.preflight("launch", str(inventory), "--", "train.py", "--name", "a b").stdout
+    blocks = [block.splitlines() for block in printed.strip().split("\n\n")]
+    commands = {head.removeprefix("# "): line for head, line in blocks}
+    assert list(commands) == ["tb2", "tb1"]
+    told = at_once(bed, commands)
+    for node, ranks in (("tb2", (0, 1)), ("tb1", (2, 3))):
+        assert sorted(told[node].splitlines()) == [
+            f"({rank}, 4, 10, 'eth0') open 'sesame' ['--name', 'a b']" for rank in ranks
+        ]
+
+
+def test_it_is_repeated_by_hand(bed: Testbed) -> None:
+    nodes = ["tb1", "tb2"]
+    report = run(bed, nodes=[bed.spec(node) for node in nodes])
+    facts = {node: report["facts"][CHECK][node]["value"] for node in nodes}
+    told = at_once(bed, {node: fact["engine"]["command"] for node, fact in facts.items()})
+    assert all(line.startswith("64 MiB: ") and line.endswith(" s\n") for line in told.values())
+    row = next(r for r in report["results"] if r["check"] == CHECK)
+    words = "by hand, at the same time on all nodes, each its own --node_rank: "
+    assert words + facts["tb1"]["engine"]["command"] in row["details"]
 
 
 ENDS = pytest.mark.parametrize("end", ["SIGINT", "SIGKILL", "agents"])
