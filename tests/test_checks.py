@@ -121,3 +121,16 @@ def test_bandwidth_of_many_nodes_is_told_to_be_of_a_sample() -> None:
     found = judge_check(CATALOG["network.bandwidth"], facts, want, set(names))
     assert {verdict.status for verdict in found.values()} == {"pass"}
     assert all(verdict.summary.endswith(" (a sample of 65)") for verdict in found.values())
+
+
+def test_all_reduces_of_two_of_many_nodes_are_told_to_be_of_a_sample() -> None:
+    names = [f"n{number}" for number in range(ALL_UP_TO + 2)]
+    met = {"gbps": 9.3, "receiving": 0.1, "sending": 0.1, "why": ""}
+    fact = json.loads((CASES / "collective/pairs/well.json").read_text())["nodes"]["a"]
+    facts = {name: {"value": {**fact, "pairs": {}}} for name in names}
+    for pair in (pair for together in some_rounds(names) for pair in together):
+        for node, other in (pair, pair[::-1]):
+            facts[node]["value"]["pairs"][other] = met
+    found = judge_check(CATALOG["collective.pairs"], facts, want_of({"nodes": facts}), set(names))
+    assert {verdict.status for verdict in found.values()} == {"pass"}
+    assert all(" (a sample of 65) alone is right" in one.summary for one in found.values())

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Mapping
 
 from preflight.api import FAIL, Check, Verdict, Want, fail, ok, skip, some, unknown
-from preflight.node.pairs import Culprit, Pair, about, between, blame, present, stricken
+from preflight.node.pairs import Culprit, Pair, about, between, blame, of_all, present, stricken
 from preflight.node.ranks import Facts, Met, idle, is_good, load, quick
 from preflight.node.trials import all_together, surroundings
 
@@ -102,7 +102,8 @@ def well(node: str, facts: Facts) -> Verdict:
     told = f"with {some(others)} it is not so, which is told there" if others else ""
     if not good:
         return unknown(f"an all_reduce with {some(others)} alone is not right, which is told there")
-    words = f"an all_reduce with {some(good)} alone is right, data comes at "
+    sample = of_all(len(mine) + facts[node]["untried"], len(facts))
+    words = f"an all_reduce with {some(good)}{sample} alone is right, data comes at "
     words += span([mine[other]["gbps"] for other in good]) + left(node, facts)
     return ok("; ".join(filter(None, (words, told))) + load(facts))
 

@@ -105,7 +105,7 @@ class Engine(TypedDict):
     nccl: str
     """Of the NCCL that it has, empty where it has none."""
     command: str
-    """How to repeat it by hand, with launch.env in the environment; by torch, on all nodes at once."""
+    """How to repeat it by hand, with launch.env in the environment; torch, on all nodes at once."""
     why: str
     """Why it is not nccl-tests."""
 
