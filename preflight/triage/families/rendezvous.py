@@ -15,11 +15,18 @@ from preflight.triage.rule import Kind, Rule
 from preflight.triage.story import FURTHER, Seen, Story
 
 PORT, PLAN, NAMES = "network.port", "launch.plan", "network.names"
+EPHEMERAL = "network.ephemeral"
 STAGE = "rendezvous"
 CONFIRM = "preflight run --only network.port,network.firewall,network.names,launch.plan"
 CHECKS = ("network.port", "network.firewall", "launch.plan", "network.names", "network.interface")
 MASTER = "set MASTER_ADDR (torchrun: --rdzv-endpoint) to an address that rank 0's node has"
 OPEN = "open that port on rank 0's node"
+PICKED = range(32768, 61000)
+"""What the kernel picks from (ip_local_port_range, if nobody has set it)."""
+OPEN_HIGH = (
+    "open all high ports between the nodes (sysctl net.ipv4.ip_local_port_range says which); "
+    "Gloo and NCCL need them, too"
+)
 HOST = r"\[?(?P<host>[\w.:%-]{1,253}?)\]?:(?P<port>\d{1,5})"
 ENDPOINT = r"\(?(?P<master>[\w.:%-]{1,253}?)(?:, |:)(?P<port>\d{1,5})\b"
 LOOPBACK = {"localhost", "localhost.localdomain", "ip6-localhost"}
@@ -66,6 +73,13 @@ def meaning(told: Mapping[str, str]) -> Mapping[str, str]:
             "cause": NAMES,
             "means": f"{master}: a host name of digits only ({name}) is taken for an address",
             "mend": "give the node a name with a letter in it, or set MASTER_ADDR to its address",
+        }
+    if int(port) in PICKED:
+        return {
+            "cause": EPHEMERAL,
+            "means": f"{master} port {port}, one of the high ports, of which torchrun takes one: "
+            "they are closed by a firewall, or rank 0 has ended",
+            "mend": OPEN_HIGH,
         }
     return {
         "cause": PORT,
@@ -261,7 +275,7 @@ def unreached(story: Story) -> Iterator[Finding]:
     master, port = where.get("master", where.get("host", "")), where["port"]
     plain = meaning({"master": master, "port": port})
     cause, why, mend = ERRNO[tried[0].told["errno"]]
-    if plain["cause"] != PORT:
+    if plain["cause"] not in (PORT, EPHEMERAL):
         cause, why, mend = plain["cause"], "", plain["mend"]
     whose = [story.whose(seen.who) for seen in (*given_up, *tried)]
     who = next((one for one in whose if one.rank is not None), whose[0])
@@ -298,7 +312,7 @@ def missing(story: Story) -> Iterator[Finding]:
     silent = [rank for rank in range(min(clients, MOST)) if rank not in there]
     if tried:
         yield Finding(
-            cause=PORT,
+            cause=EPHEMERAL if tried[0].told.get("cause") == EPHEMERAL else PORT,
             kind=Kind.SYMPTOM,
             says=f"rank 0's store was there, but {clients - joined} of {clients} ranks did not "
             "reach it: a firewall closes its port, or they were given another address",
