@@ -8,7 +8,8 @@ from typing import Any
 
 from preflight.api import Reply
 from preflight.fanout import fan_out
-from preflight.session import DEADLINE, Running, Session
+from preflight.pending import DEADLINE
+from preflight.session import Running, Session
 from preflight.shape import garbled, readied, returned, understood
 
 WIDTH = 64

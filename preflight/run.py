@@ -20,7 +20,8 @@ from preflight.inventory import Cluster, NodeSpec
 from preflight.judge import asked
 from preflight.no_agent import AgentError
 from preflight.payload import Payload
-from preflight.session import Pending, Session
+from preflight.pending import Pending
+from preflight.session import Session
 from preflight.transport import Connection, Transport
 from preflight.transport.own_limits import used_up
 

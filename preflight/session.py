@@ -21,17 +21,12 @@ from preflight.api import Reply
 from preflight.errors import TransportError, printable
 from preflight.no_agent import AgentError, no_python, no_start, no_sudo, old_python
 from preflight.payload import Payload, command
+from preflight.pending import QUIET_S, SLACK_S, Pending, now
 from preflight.transport import Connection
 
-SLACK_S = 5.0
-"""Above a call's own limit: the agent answers for a late child; this is for a late agent."""
-LAST_S = 0.5
-"""In place of that when the run's deadline cuts a call short: nothing may wait long after it."""
-QUIET_S = 5.0
-"""A node that is awaited and has sent nothing for so long is asked whether it is still there."""
 ALIVE_S = 15.0
-"""For its answer. Agents give it at once, whatever their probes do; four packets in a row may be
-lost on the way (RFC 6298: sent again after 1, 2, 4 and 8 s at most).
+"""For a node that is asked so to answer. Agents do at once, whatever their probes do; four packets
+in a row may be lost on the way (RFC 6298: sent again after 1, 2, 4 and 8 s at most).
 """
 END_S = 0.5
 """For an agent to end after its stdin has; it needs some 0.01 s."""
@@ -44,64 +39,7 @@ PINGS, ENOUGH_S = 3, 0.01
 hundredth of what host.clock looks for is enough.
 """
 AGENT = "preflight.node.agent"
-DEADLINE = "the run's deadline came first"
 ENDED_HINT = "see the node's kernel log, whether it was out of memory: dmesg"
-BEGAN_AT = time.time() - time.monotonic()
-"""Added to the monotonic clock: were ours set between two stamps, a node would seem to be off."""
-
-
-class Pending:
-    """A call on its way: what came of it so far."""
-
-    def __init__(
-        self,
-        number: int,
-        timeout_s: float,
-        cut: bool = False,
-        heard: Callable[[], float] = lambda: math.inf,
-    ) -> None:
-        self.number = number
-        self.timeout_s = timeout_s
-        self.cut = cut
-        """Whether the run's deadline left it less time than it was to have."""
-        self.due = math.inf
-        """When it is late (monotonic); known once it is sent."""
-        self.since = math.inf
-        """When it was sent; never of the agent's hello, for who is not there cannot be asked."""
-        self._heard = heard
-        """When anything came from the node."""
-        self.sent_at = self.heard_at = now()
-        self.ready: Mapping[str, Any] | None = None
-        self.frame: Mapping[str, Any] | None = None
-        self.awaited = False
-        """Whether somebody waits for it, and not only for another."""
-
-    def sent(self, deadline: float) -> None:
-        """Let its time begin."""
-        self.since = time.monotonic()
-        self.due = min(self.since + self.timeout_s + SLACK_S, deadline + LAST_S)
-        self.cut = self.cut or self.since + self.timeout_s > deadline
-
-    def put(self, frame: Mapping[str, Any]) -> None:
-        """Take a frame; the first that says no more than `ready` is the answer."""
-        self.heard_at = now()
-        if isinstance(frame.get("ready"), dict) and self.ready is None:
-            self.ready = frame["ready"]
-        elif self.frame is None:
-            self.frame = frame
-
-    @property
-    def reply(self) -> Reply:
-        """The answer, or that there is none; an answer of another shape is a problem too."""
-        if self.frame is not None:
-            found = reply(self.frame)
-            if not (self.cut and found.problem and found.problem["kind"] == "timeout"):
-                return found
-        why = DEADLINE if self.cut else f"no answer in {self.timeout_s:g} s"
-        quiet_s = time.monotonic() - max(self.since, self._heard())
-        if quiet_s >= QUIET_S:
-            why += f", and the node was silent for {quiet_s:.0f} s"
-        return Reply(None, {"kind": "timeout", "message": why})
 
 
 class Session:
@@ -429,11 +367,6 @@ def life_s(deadline: float) -> int:
     return math.ceil(max(0.0, deadline - time.monotonic())) + LIFE_MARGIN_S
 
 
-def now() -> float:
-    """Return the time since the epoch by a clock that nobody sets while we measure."""
-    return BEGAN_AT + time.monotonic()
-
-
 def one_line(text: str) -> str:
     """Return lines of a node as one, fit for a terminal."""
     return "; ".join(printable(line.strip()) for line in text.splitlines() if line.strip())
@@ -442,15 +375,3 @@ def one_line(text: str) -> str:
 def lost_problem(error: TransportError) -> dict[str, Any]:
     """Return the frame of a call whose connection went away."""
     return {"problem": {"kind": "lost", "message": error.message}}
-
-
-def reply(frame: Mapping[str, Any]) -> Reply:
-    """Return an answer frame as a reply; a frame of another shape is a problem too."""
-    taken = frame.get("seconds")
-    seconds = taken if isinstance(taken, float) else 0.0
-    if "value" in frame:
-        return Reply(frame["value"], None, seconds)
-    problem = frame.get("problem")
-    if isinstance(problem, dict) and {"kind", "message"} <= set(problem):
-        return Reply(None, {k: str(v) for k, v in problem.items()}, seconds)
-    return Reply(None, {"kind": "bug", "message": "the agent's answer has no value"})

@@ -23,8 +23,8 @@ from preflight.fanout import fan_out
 from preflight.inventory import Cluster, NodeSpec
 from preflight.judge import judge
 from preflight.node.kernel import identity
+from preflight.pending import DEADLINE
 from preflight.run import Exercising, NodeDone, Outcome, Plan, Visit, plan_errand, run
-from preflight.session import DEADLINE
 from preflight.transport import Connection, Transport
 from preflight.transport.loopback import LocalTransport
 from tests.checks_made import made, write

@@ -20,7 +20,8 @@ from preflight.api import Reply
 from preflight.errors import ConfigError, TransportError
 from preflight.no_agent import AgentError
 from preflight.payload import Payload
-from preflight.session import Running, Session, life_s, reply
+from preflight.pending import reply
+from preflight.session import Running, Session, life_s
 from preflight.transport import Listener, LoginFacts, Stream
 from preflight.transport.loopback import LocalConnection, LocalStream
 from tests.messages.aloud import Aloud
