@@ -47,7 +47,7 @@ It stands here and not in the commands so that `--help` need not import them all
 """
 COMMANDS = tuple(dict.fromkeys(name for part in HELP.values() for name in part))
 USAGE, INTERNAL, INTERRUPTED = 2, 3, 130
-GARBAGE = 100_000
+GARBAGE = 250_000
 """Objects between two looks for cycles. Python's 700 has a run of 100 nodes spend a fifth of its
 time on passes over facts that live to its end (benchmarks/fanout.py)."""
 
