@@ -13,6 +13,7 @@ from tests.cluster.testbed import Testbed
 
 RUN_LIMIT_S = 500
 """Only to end one that hangs: here a machine may be as busy as it will."""
+pytestmark = pytest.mark.timeout(RUN_LIMIT_S + 100)
 SECOND = "10.99.0"
 ARP = {"arp_ignore": 1, "arp_announce": 2}
 """For each interface its own addresses alone, as nodes with two in one segment are to be set."""
