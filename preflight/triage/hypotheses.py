@@ -146,9 +146,9 @@ def merge(story: Story, findings: Sequence[Finding]) -> Hypothesis:
     """Return what the findings of one cause say together: the strongest has the word."""
     best = findings[0]
     lines = [line for finding in findings for line in finding.evidence]
-    whose = [story.whose(line.who) for line in lines]
-    ranks = best.ranks or sorted({who.rank for who in whose if who.rank is not None})
-    nodes = best.nodes or dict.fromkeys(filter(None, map(story.node_of, whose)))
+    ranks, nodes = next(
+        filter(any, (story.owners(some) for some in (best.evidence, lines))), ((), ())
+    )
     checks = [best.cause, *(name for finding in findings for name in finding.checks)]
     return Hypothesis(
         cause=best.cause,
@@ -158,8 +158,8 @@ def merge(story: Story, findings: Sequence[Finding]) -> Hypothesis:
         fix=best.fix,
         confirm=best.confirm,
         checks=tuple(dict.fromkeys(name for name in checks if not name.startswith("job."))),
-        ranks=tuple(ranks),
-        nodes=tuple(nodes),
+        ranks=best.ranks or ranks,
+        nodes=best.nodes or nodes,
         evidence=tuple(unique(lines)[:EVIDENCE]),
     )
 

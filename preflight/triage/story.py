@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -224,6 +224,12 @@ class Story:
     def is_last(self, seen: Seen) -> bool:
         """Whether nothing follows a line in its file."""
         return self.ends.get(seen.file, 0) - seen.line <= LAST
+
+    def owners(self, lines: Iterable[Seen]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the ranks and the nodes of lines."""
+        whose = [self.whose(line.who) for line in lines]
+        ranks = sorted({who.rank for who in whose if who.rank is not None})
+        return tuple(ranks), tuple(dict.fromkeys(filter(None, map(self.node_of, whose))))
 
     def __bool__(self) -> bool:
         return bool(self._seen or self.extra)

@@ -60,20 +60,13 @@ def odd_ones(counts: Counter[str], lines: dict[str, list[Seen]]) -> tuple[Seen, 
     return (*fewer, lines[usual][0])
 
 
-def owners(story: Story, lines: tuple[Seen, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return ranks and nodes of lines."""
-    whose = [story.whose(seen.who) for seen in lines]
-    ranks = sorted({who.rank for who in whose if who.rank is not None})
-    return tuple(ranks), tuple(dict.fromkeys(filter(None, map(story.node_of, whose))))
-
-
 def differing_networks(story: Story) -> Iterator[Finding]:
     """Yield it if some ranks use another network than the others: NCCL does not cross-check it."""
     counts, lines = values(story, "network")
     if len(counts) < 2:
         return
     evidence = odd_ones(counts, lines)
-    ranks, nodes = owners(story, evidence[:-1])
+    ranks, nodes = story.owners(evidence[:-1])
     shown = ", ".join(f"{value} ({number} ranks)" for value, number in counts.most_common())
     plugin = len({value for value in counts if value.startswith(("IB", "AWS"))}) > 1
     yield Finding(
@@ -102,7 +95,7 @@ def without_device(story: Story) -> Iterator[Finding]:
     others = [seen for who, seen in have.items() if who not in lacking]
     if not lack or not others or story.stated("complete"):
         return
-    ranks, nodes = owners(story, tuple(lack))
+    ranks, nodes = story.owners(tuple(lack))
     yield Finding(
         cause="rdma.devices",
         kind=Kind.SYMPTOM,
@@ -124,7 +117,7 @@ def without_gdr(story: Story) -> Iterator[Finding]:
     lines = (*off.values(), *plain.values())
     if not off or not (on or plain):
         return
-    ranks, nodes = owners(story, tuple(off.values()))
+    ranks, nodes = story.owners(tuple(off.values()))
     yield Finding(
         cause="rdma.gdr",
         kind=Kind.SYMPTOM,
