@@ -40,7 +40,7 @@ Fix: see what the other checks of network say of that node; `preflight run --lev
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 from preflight.api import (
     TOGETHER,
@@ -56,7 +56,7 @@ from preflight.api import (
     unknown,
 )
 from preflight.node.busbw import fastest, points, remarks, too_slow
-from preflight.node.nccl_cause import Cause, found, joined
+from preflight.node.nccl_cause import found, joined
 from preflight.node.pairs import Culprit, Pair, about, between, blame, present, stricken
 from preflight.node.ranks import (
     NAME,
@@ -111,8 +111,8 @@ def bad(facts: Facts) -> dict[str, Verdict]:
     }
     rows = stricken(blame(tried, facts), list(facts))
     cause = found(facts, ended=False)
-    if not rows and not selves:
-        return named(unexplained(facts, tried), cause, facts, lambda node: well(node, facts))
+    at = cause.at if cause else {}
+    whole = unexplained(facts, tried)
     verdicts = {}
     for node in facts:
         if node in selves:
@@ -120,28 +120,13 @@ def bad(facts: Facts) -> dict[str, Verdict]:
             verdicts[node] = joined(fail(words), cause, node, facts)
         elif node in rows:
             verdicts[node] = joined(failure(node, rows[node], facts), cause, node, facts)
-        else:
+        elif node in at:
+            verdicts[node] = joined(replace(whole, scope="node"), cause, node, facts)
+        elif rows or selves or at:
             verdicts[node] = well(node, facts)
+        else:
+            verdicts[node] = joined(whole, cause, node, facts)
     return verdicts
-
-
-def named(
-    verdict: Verdict, cause: Cause | None, facts: Facts, other: Callable[[str], Verdict]
-) -> dict[str, Verdict]:
-    """Return what is wrong by node: where its cause is, else on all.
-
-    Args:
-        verdict: blames no node.
-        cause: as NCCL says; None: it does not.
-        facts: of nodes.
-        other: gives the verdict of a node at which the cause is not.
-    """
-    if cause is None or not cause.at:
-        return {node: joined(verdict, cause, node, facts) for node in facts}
-    one = replace(verdict, scope="node")
-    return {
-        node: joined(one, cause, node, facts) if node in cause.at else other(node) for node in facts
-    }
 
 
 def unexplained(facts: Facts, tried: Mapping[Pair, bool]) -> Verdict:
@@ -198,24 +183,26 @@ def speed(facts: Facts, want: Want) -> dict[str, Verdict]:
     others = load(facts)
     short = None if rows or others else too_slow(words, facts, runs(facts), want)
     cause = found(facts, ended=True)
-
-    def right(node: str) -> Verdict:
-        odd = sorted(rows or (cause.at if short and cause else ()))
-        beside = f"; data with {some(odd)} is slow, told there" if odd else ""
-        return ok(
-            f"{words}: busbw {best.busbw:.3g} GB/s, all sums right{beside}{others}",
-            details=(*remarks(facts, runs(facts)), *left_out(node, facts), *by_whom(facts)),
-        )
-
-    if short:
-        return named(short, cause, facts, right)
+    at = cause.at if cause and short else {}
     verdicts = {}
     for node in facts:
         if node in rows:
             late = slow(node, rows[node], rates, usual, len(facts))
             verdicts[node] = joined(late, cause, node, facts)
+        elif short and (node in at or not at):
+            scope = "node" if at else short.scope
+            verdicts[node] = joined(replace(short, scope=scope), cause, node, facts)
         else:
-            verdicts[node] = right(node)
+            odd = some(sorted(rows or at))
+            beside = f"; data with {odd} is slow, told there" if odd else ""
+            verdicts[node] = ok(
+                f"{words}: busbw {best.busbw:.3g} GB/s, all sums right{beside}{others}",
+                details=(
+                    *remarks(facts, runs(facts)),
+                    *left_out(node, facts),
+                    *by_whom(facts),
+                ),
+            )
     return verdicts
 
 

@@ -178,7 +178,10 @@ def fewer_ports(facts: Facts, said: Said) -> Cause | None:  # noqa: ARG001 - as 
     counts = {node: len(heard["hcas"]) for node, heard in said.items() if heard["hcas"]}
     usual = most(counts)
     few = {node: count for node, count in counts.items() if usual and count < usual}
-    words = {n: f"uses {count} RDMA ports, the others {usual}" for n, count in few.items()}
+    words = {
+        n: f"uses {count} RDMA port{'s' * (count > 1)}, the others {usual}"
+        for n, count in few.items()
+    }
     return Cause("", "see `ibv_devinfo` there, and NCCL_IB_HCA", words) if words else None
 
 

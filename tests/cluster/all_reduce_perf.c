@@ -10,12 +10,21 @@
 //   hang=            init or row: there it sleeps
 //   die=0            1: it is killed in the first row
 //   fail=            words of a call of NCCL that fails in the first row
+// and what NCCL would say of itself there, where NCCL_DEBUG is INFO and NCCL_DEBUG_FILE names none:
+//   nccl=2.27.6
+//   bootstrap=       its interface and address, as eth0:10.0.0.1
+//   hcas=            its RDMA ports, as [0]mlx5_0:1/IB
+//   sockets=         its interfaces, as [0]eth0:10.0.0.1<0>
+//   network=Socket
+//   via=NET/Socket/0 the way of a channel to another node
+//   warning=
 //
 // Open MPI and PMI-2 (with which MPICH meets under srun) are linked without their headers: those of
 // Open MPI bring a Fortran compiler along.
 #define _GNU_SOURCE
 #include <getopt.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,6 +118,30 @@ static void read_play(void) {
   fclose(file);
 }
 
+static void say(const char *host, const char *level, const char *format, ...) {
+  char line[512];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(line, sizeof line, format, values);
+  va_end(values);
+  printf("%s:%d:%d [0] %s %s\n", host, getpid(), getpid() + 1, level, line);
+}
+
+// What NCCL 2.27 says while it connects, by the INFO and WARN of its sources.
+static void say_all(const char *host) {
+  const char *level = getenv("NCCL_DEBUG"), *file = getenv("NCCL_DEBUG_FILE"), *info = "NCCL INFO";
+  if (!level || strcmp(level, "INFO") || (file && *file)) return;
+  say(host, info, "NCCL version %s+cuda12.9", played("nccl", "2.27.6"));
+  if (*played("bootstrap", "")) say(host, info, "Bootstrap: Using %s<0>", played("bootstrap", ""));
+  if (*played("hcas", "")) say(host, info, "NET/IB : Using %s [RO]; OOB eth0:10.0.0.1<0>",
+                               played("hcas", ""));
+  if (*played("sockets", "")) say(host, info, "NET/Socket : Using %s", played("sockets", ""));
+  say(host, info, "Using network %s", played("network", "Socket"));
+  if (*played("warning", "")) say(host, "transport/net.cc:7 NCCL WARN", "%s", played("warning", ""));
+  say(host, info, "Channel 00/0 : %d[0] -> %d[0] [send] via %s", rank, (rank + 1) % ranks,
+      played("via", "NET/Socket/0"));
+}
+
 static void hang(void) {
   for (;;) pause();
 }
@@ -183,6 +216,7 @@ int main(int argc, char **argv, char **envp) {
   }
   gather(line, lines, LINE);
   for (int other = 0; rank == 0 && other < ranks; other++) printf("%s", lines + other * LINE);
+  say_all(host);
   if (!strcmp(played("hang", ""), "init")) hang();
   barrier();
   const char *wrong_name = old ? "error" : "#wrong";

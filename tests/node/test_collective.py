@@ -17,6 +17,7 @@ import pytest
 from preflight.api import Unobservable
 from preflight.node.child import Opened
 from preflight.node.collective import Ready, hold, order
+from preflight.node.nccl_log import LOUD
 from preflight.node.toolbox import Toolbox
 
 OTHERS = dict.fromkeys(("container", "user", "workdir"))
@@ -225,3 +226,14 @@ def test_a_child_that_dies(fake: Any) -> None:
         told = ordered(ready["door"], task="store", port=0, besides=29500)
         ended = {"id": 1, "rank": 0, "stage": "ended", "signal": 11}
         assert told == [ended, {"id": 1, "stage": "over"}]
+
+
+def test_what_nccl_says_is_heard_even_if_it_hangs(fake: Any) -> None:
+    line = "node1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\\n"
+    write = f"open(os.environ['NCCL_DEBUG_FILE'], 'w').write('{line}' * 9000)"
+    launch = fake(store=f"import os; print(os.environ['NCCL_DEBUG']); {write}; __import__('signal').pause()")
+    launch["env"].update(NCCL_DEBUG="VERSION", NCCL_DEBUG_FILE="/dev/null")
+    with holding(**launch) as ready:
+        told = ordered(ready["door"], task="store", port=0, besides=29500, loud=LOUD)
+        assert [one["stage"] for one in told] == ["killed", "ended", "over", "heard"]
+        assert told[-1]["heard"]["channels"] == {"NET/Socket": (1 << 18) // (len(line) - 1)}
