@@ -150,6 +150,8 @@ class _Cipher:
             address = ipaddress.IPv6Address(text)
         except ValueError:
             return text
+        if address.ipv4_mapped:
+            return f"::ffff:{self.ip4(str(address.ipv4_mapped))}"
         number = int(address)
         if number < 1 << 32 or address.is_multicast:  # ::, ::1
             return text

@@ -41,7 +41,7 @@ PIECES = 20
 CONTROLS = dict.fromkeys([*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029], " ")
 NAMED = re.compile(
     r"://(?:[^/@\s]+@)?([A-Za-z][\w.-]*)|\[([A-Za-z][\w.-]*)\]:\d"
-    r"|\b[Hh]ost(?:name)?[=: ] ?'?([\w.-]+)"
+    r"|\b[Hh]ost(?:name)?='?([\w.-]+)"
     r"|\b((?:[a-z][\w-]*\.)+(?:com|net|org|edu|gov|io|ai|cloud|internal|local|lan|corp|example))\b"
 )
 """Where names of machines stand."""
@@ -50,7 +50,9 @@ SECRETS = re.compile(
     r"\b(?P<name>[A-Za-z][\w-]*)(?P<is>=|: ?)(?P<value>[^\s,;'\"]+)"
     r"|(?P<bearer>\bBearer )\S+|\b(?:hf|ghp|gho|glpat|xox[bp]|sk|AKIA)[_-]?[A-Za-z0-9_-]{16,}"
 )
-PATHS = re.compile(r"(?<![\w.:/~-])(?:/[\w.+@=%~-]+){2,}")
+PATHS = re.compile(
+    r"(?P<host>(?<=://)[^\s/'\"]+)(?P<in>(?:/[\w.+@=%~-]+)+)|(?<![\w.:/~-])(?:/[\w.+@=%~-]+){2,}"
+)
 SYSTEM = {"dev", "proc", "sys", "usr", "lib", "lib64", "bin", "sbin", "etc", "run"}
 """Folders under which all names are those of every machine."""
 LIBRARIES = {"site-packages", "dist-packages", "torch", "nccl", "gloo", "csrc", "src"}
@@ -152,11 +154,10 @@ def taken(
     found: dict[str, list[str]] = {}
     left_out = []
     for log in logs:
-        if log.name not in by_file:
-            continue
         head = log.head()
         if flight_recorder.is_dump(head):
             left_out.append(log.name)
+        if flight_recorder.is_dump(head) or log.name not in by_file:
             continue
         source = ras.as_text(log) if ras.is_ras(head) else log
         lines = around(source, by_file[log.name])
@@ -192,7 +193,8 @@ def around(log: Log, wanted: Sequence[Seen]) -> list[str]:
                 for place in places(lines, seen.line - number, seen):
                     found[number + place] = lines[place]
         number = last
-    for place in range(max(0, len(lines) - 1 - NEAR), len(lines)):
+    rest = lines if lines[-1] else lines[:-1]  # nothing follows the end of the last line
+    for place in range(max(0, len(rest) - NEAR), len(rest)):
         found[number - len(lines) + 1 + place] = lines[place]
     return [words for n in sorted(found) for words in clean(found[n])]
 
@@ -250,7 +252,7 @@ def replaced(
     hidden = iter(anonymise(document, key)["text"])
 
     def path(match: re.Match[str]) -> str:
-        return without_path(match.group(), key)
+        return (match["host"] or "") + without_path(match["in"] or match.group(), key)
 
     return {
         next(hidden): [PATHS.sub(path, next(hidden)) for _ in lines] for lines in parts.values()
