@@ -11,7 +11,9 @@ Facts: address, interface and subnet (of the node on the data plane), link_gbps 
     say of the all_reduce of all: sizes, each with time, wrong values and how much CPU it wanted; or
     at which stage it came to no end, its error, who was not there), peers (by other node: how fast
     0.1 s of data came from it), local (as run, of the node's GPUs alone), pairs and untried (see
-    collective.pairs), wires (of GPUs: ports with their rates, NVLinks, PCIe).
+    collective.pairs), wires (of GPUs: ports with their rates, NVLinks, PCIe), heard
+    (what NCCL said of itself when it was repeated: version, bootstrap, network, RDMA ports,
+    sockets, by which way how many channels go, its first warnings).
 Source: nccl-tests, where every node that takes part has GPUs and its all_reduce_perf starts there:
     launch.all_reduce.program, else by PATH of launch.env, else in /opt/nccl-tests/build. On several
     nodes it is a build with MPI, by srun where preflight was started in a job of Slurm, else by
@@ -32,7 +34,9 @@ Source: nccl-tests, where every node that takes part has GPUs and its all_reduce
     for a straggler above twice the median; what looks slow is tried up to five times, then with two
     nodes alone, and the best counts. By Gloo, nothing is called slow where more tasks want a CPU
     than there are before it begins: others load the node, which is said. GPUs and NVLink are not
-    seen by Gloo.
+    seen by Gloo. What is bad by NCCL is repeated once, with 1 and 32 MiB and NCCL_DEBUG=INFO, for
+    25 s at most, by torch 75 s: the node that NCCL tells apart from most, or that does what none
+    should, is named.
 Fix: see what the other checks of network say of that node; `preflight run --level deep` measures
     TCP alone.
 """
@@ -65,10 +69,12 @@ from preflight.node.ranks import (
     Run,
     by_gloo,
     by_tests,
+    burden,
     idle,
     in_words,
     is_good,
     load,
+    loaded,
     own,
     quick,
 )
@@ -133,13 +139,19 @@ def unexplained(facts: Facts, tried: Mapping[Pair, bool]) -> Verdict:
     """Return what is said of all nodes where none is to blame."""
     ran: list[Run] = runs(facts)
     words = next(in_words(run) for run in ran if not is_good(run))
+    ended = all(not run["at"] for run in ran)
+    if not ended and ran[0]["world"] > seats(facts):
+        return unknown("the all_reduce did not end, as a node that took part was lost meanwhile")
     beside = ", though any two of them can" if tried else ""
-    what = "is wrong" if all(not run["at"] for run in ran) else "does not end"
-    return fail(
-        f"an all_reduce of {len(facts)} nodes {what}{beside}: {words}",
-        scope="cluster",
-        details=by_whom(facts),
-    )
+    what = f"an all_reduce of {len(facts)} nodes {'is wrong' if ended else 'does not end'}"
+    if loaded(facts) and not ended:
+        return unknown(f"{what}{beside}: {words}; {burden(facts)}", details=by_whom(facts))
+    return fail(f"{what}{beside}: {words}", scope="cluster", details=by_whom(facts))
+
+
+def seats(facts: Facts) -> int:
+    """Return how many ranks these nodes have in the all_reduce of all."""
+    return len(facts) if by_gloo(facts) else sum(len(fact["devices"]) for fact in facts.values())
 
 
 def failure(node: str, culprit: Culprit, facts: Facts) -> Verdict:

@@ -2,13 +2,12 @@
 
 Why: it goes through NVLink, PCIe, shared memory and the driver, and not through the network: a GPU
     or a link that is broken or slow there slows the whole cluster, and is seen best without it.
-Facts: local, devices and gpus of those of collective.all_reduce.
+Facts: local, devices, gpus and heard of those of collective.all_reduce.
 Source: as of collective.all_reduce, by NCCL over all GPUs of a node that the job would use, on all
     nodes at the same time. What NVLink or PCIe should carry is derived as it is there. Less than
     90 % of the median of other nodes with as many GPUs is a warning, as nccl-tests fails below that
     part of what it is told to expect.
-Fix: see `nvidia-smi topo -m`, `nvidia-smi nvlink --status` and `dmesg` there; by NCCL_DEBUG=INFO
-    NCCL says what it goes through.
+Fix: see `nvidia-smi topo -m`, `nvidia-smi nvlink --status` and `dmesg` there.
 """
 
 from __future__ import annotations
