@@ -67,6 +67,7 @@ from preflight.node.ranks import (
     Facts,
     Peer,
     Run,
+    burden,
     by_gloo,
     by_tests,
     burden,

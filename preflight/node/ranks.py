@@ -29,6 +29,11 @@ NEXT = {"met": "group", "joined": "all_reduce", "peer": "end", "done": ""}
 """At which stage a rank is once it has told something."""
 LONGEST = 200
 """Characters of an error."""
+PLACE = re.compile(
+    r"^(Gloo connectFullMesh failed with )?\[(enforce fail at )?[^\]]*\]\s*"
+    r"(\S+ [!=]= \S+\. )?(\S+ vs \S+\. )?"
+)
+"""Where in the sources of torch an error was raised, and by which condition."""
 NO_THREADS = "Resource temporarily unavailable"
 """EAGAIN of pthread_create(3), by which Gloo starts its threads: no more may be, or no memory."""
 CONSEQUENCE = re.compile(
@@ -183,11 +188,16 @@ def digest(told: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> Run:
     Args:
         told: by its ranks; what has no `rank` is of all of them.
         nodes: of all ranks.
+
+    Raises:
+        ValueError: it makes no sense, as other errors of what is not there.
     """
     ranks = sorted({one["rank"] for one in told if "rank" in one}) or [0]
     runs = [of_one(rank, [o for o in told if o.get("rank", rank) == rank], nodes) for rank in ranks]
     worst = min(runs, key=lambda run: (not own(run), is_good(run), not run["at"]))
     together = [one_size(sizes) for sizes in zip(*(run["sizes"] for run in runs))]
+    if not (worst["at"] or together):
+        raise ValueError("all is done, and nothing is told of it")
     return Run(**{**worst, "sizes": together})
 
 
@@ -238,8 +248,7 @@ def one_size(sizes: Sequence[Size]) -> Size:
 
 def briefly(error: str) -> str:
     """Return an error of torch without the place in its sources and the condition there."""
-    place = r"^\[(enforce fail at )?[^\]]*\]\s*(\S+ [!=]= \S+\. )?(\S+ vs \S+\. )?"
-    words = re.sub(place, "", error).strip()
+    words = PLACE.sub("", error).strip()
     more = ": no more threads can be started (see ulimit -u and -v)" if words == NO_THREADS else ""
     return words[:LONGEST] + more
 
@@ -359,10 +368,13 @@ def loaded(facts: Facts) -> list[str]:
 
 
 def load(facts: Facts) -> str:
-    """Return in words which nodes have no CPU to spare, nothing where all do."""
+    """Return in words that speed is not judged for want of CPUs, nothing where there is none."""
+    return f"; how fast says little, as {burden(facts)}" if loaded(facts) else ""
+
+
+def burden(facts: Facts) -> str:
+    """Return in words which nodes have no CPU to spare; there are some."""
     found = loaded(facts)
-    if not found:
-        return ""
     most = max((facts[node] for node in found), key=lambda fact: fact["wanting"])
     count = f"{most['wanting']} tasks want {most['cpus']} CPUs"
-    return f"; how fast says little, as others load {some(found)} ({count})"
+    return f"others load {some(found)} ({count})"

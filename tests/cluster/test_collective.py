@@ -232,6 +232,25 @@ def ranks(bed: Testbed, node: str) -> list[int]:
     ]
 
 
+@pytest.mark.parametrize("node", ["tb1", "tb3"])
+def test_a_node_that_is_lost_meanwhile(bed: Testbed, node: str) -> None:
+    inventory = bed.inventory(ssh={"user": "root"}, launch={"python": str(TORCH)})
+    path = bed.tmp_path / f"lost-{node}.json"
+    args = ("--only", "access,collective", "--json", str(path))
+    with bed.start("run", str(inventory), *args) as process:
+        store = node == "tb1"  # where ranks meet
+        wait_until(lambda: len(ranks(bed, node)) > 1 + store, f"a rank on {node}", 60)
+        bed.machines[node].kill([min(agents(bed, node))])
+        process.communicate(timeout=RUN_LIMIT_S)
+    report = json.loads(path.read_text())
+    assert causes(report) == [("node", "access.ssh", [node])]
+    said = "the all_reduce did not end, as a node that took part was lost meanwhile"
+    there = [name for name in bed.names if name != node]
+    assert {summary(report, CHECK, name) for name in there} == {said}
+    for name in there:
+        assert summary(report, PAIRS, name).startswith("an all_reduce with ")
+
+
 def test_no_torch_anywhere(bed: Testbed) -> None:
     report = run(bed, launch={"python": "/usr/bin/python3"})
     assert causes(report) == []

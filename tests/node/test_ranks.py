@@ -25,6 +25,12 @@ from preflight.node.ranks import SENSELESS, digest, in_words, together, what_cam
             "connect: Network is unreachable",
             "in the all_reduce: connect: Network is unreachable",
         ),
+        (
+            "Gloo connectFullMesh failed with [/pytorch/gloo/transport/tcp/pair.cc:152] timed out "
+            "connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:4711",
+            "in the all_reduce: timed out connecting: SO_ERROR: Connection refused, "
+            "remote=[127.0.0.1]:4711",
+        ),
         ("a == b. no place before it", "in the all_reduce: a == b. no place before it"),
         (
             "Resource temporarily unavailable",
@@ -81,6 +87,7 @@ PEER = {"stage": "peer", "rank": 0, "other": 1, "gbps": 1.0, "receiving": 0.1, "
     "told",
     [
         [{}],
+        [DONE],
         [{"stage": "size", "rank": 0}, DONE],
         [{**SIZE, "wrong": "x"}, DONE],
         [{"stage": "missing", "ranks": [7]}],
