@@ -70,7 +70,6 @@ from preflight.node.ranks import (
     burden,
     by_gloo,
     by_tests,
-    burden,
     idle,
     in_words,
     is_good,
