@@ -28,7 +28,16 @@ from preflight.node.launch import interpreter as named
 from preflight.node.nccl_log import of_node
 from preflight.node.net import interfaces, link_gbps, meeting_address
 from preflight.node.nvml import Occupant, occupants
-from preflight.node.software import BEGAN, NO_COMMAND, PASSED, START, UNSEEN, hidden, text_for
+from preflight.node.software import (
+    BEGAN,
+    FATAL,
+    NO_COMMAND,
+    PASSED,
+    START,
+    UNSEEN,
+    hidden,
+    text_for,
+)
 from preflight.node.toolbox import awaited, end, started
 
 MAIN, RANK = "preflight.node.torch_interpreter.main", "preflight.node.torch_rank"
@@ -294,7 +303,8 @@ class Team:
         lines = self._errors.decode("utf-8", "replace").strip().splitlines()
         code = self.process.returncode
         words = "it does not end" if code is None else f"it {ended(code)}"
-        words = lines[-1].strip() if lines else words
+        fatal = [line for line in lines if line.startswith(FATAL)]  # frames come behind it
+        words = [*lines, *fatal][-1].strip() if lines else words
         return words.split(f"{python}: ", 1)[-1].split(f"'{python}': ", 1)[-1]
 
 

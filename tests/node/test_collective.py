@@ -127,6 +127,11 @@ def test_no_interpreter() -> None:
 def test_an_interpreter_that_is_broken(tmp_path: Path) -> None:
     python = script(tmp_path / "python", "echo cannot load libpython >&2; exit 1")
     assert lacking(python=python) == ("broken", f"{python} does not start: cannot load libpython")
+    python = script(
+        tmp_path / "python", "echo 'Fatal Python error: no codec\n\n  <no frame>' >&2; exit 1"
+    )
+    words = f"{python} does not start: Fatal Python error: no codec"
+    assert lacking(python=python) == ("broken", words)
     python = script(tmp_path / "python", "kill -SEGV $$")
     words = f"{python} does not start: it was ended by SIGSEGV"
     assert lacking(python=python) == ("broken", words)
@@ -231,7 +236,8 @@ def test_a_child_that_dies(fake: Any) -> None:
 def test_what_nccl_says_is_heard_even_if_it_hangs(fake: Any) -> None:
     line = "node1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\\n"
     write = f"open(os.environ['NCCL_DEBUG_FILE'], 'w').write('{line}' * 9000)"
-    launch = fake(store=f"import os; print(os.environ['NCCL_DEBUG']); {write}; __import__('signal').pause()")
+    says = f"import os; print(os.environ['NCCL_DEBUG']); {write}"
+    launch = fake(store=f"{says}; __import__('signal').pause()")
     launch["env"].update(NCCL_DEBUG="VERSION", NCCL_DEBUG_FILE="/dev/null")
     with holding(**launch) as ready:
         told = ordered(ready["door"], task="store", port=0, besides=29500, loud=LOUD)
