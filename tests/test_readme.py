@@ -42,6 +42,11 @@ RUNS = {
 }
 """What each run finds on the demo's nodes."""
 NOT_READY = {*RUNS, ".venv/bin/preflight judge report.json"}
+JOB_LOG = """\
+gpu04:4242:4300 [0] misc/socket.cc:456 NCCL WARN socketStartConnect: Connect to \
+10.0.0.1<34567> failed : Connection timed out
+"""
+"""Of a job that died on the demo's nodes."""
 SECONDS = re.compile(r"\d+(\.\d)? s\b")
 
 
@@ -52,6 +57,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mappi
     ssh = folder / "home" / ".ssh"
     ssh.mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", folder)
+    (folder / "job.log").write_text(JOB_LOG)
     env = {**os.environ, "HOME": str(folder / "home")}
     with subprocess.Popen(
         [sys.executable, "-m", "preflight", "demo", "--serve"],

@@ -28,7 +28,7 @@ HELP = {
         "run": "In a job's prologue: exit code 0 is ready, 1 is not. --require ID to insist.",
     },
     "After a hang": {
-        "triage": "Say what ended a job, by its logs.",
+        "triage": "Say what ended a job, by its logs; with -i, whether the cluster shows it.",
         "run": "On the nodes of the job that died: --nodes 'gpu[03,07]'.",
         "judge": "Judge the facts of an earlier report again; no node is touched.",
     },
