@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from preflight.node.nccl_cause import NO_DIRECT, NO_PLUGIN, NO_RDMA
 from preflight.triage.family import Finding
 from preflight.triage.rule import Kind, Rule
 from preflight.triage.story import Seen, Story
@@ -74,9 +75,7 @@ def differing_networks(story: Story) -> Iterator[Finding]:
         kind=Kind.CAUSE,
         says=f"the ranks use different networks: {shown}; NCCL hangs so, without an error",
         confidence=0.9,
-        fix="have the same libnccl-net.so on all nodes, or set NCCL_NET_PLUGIN=none"
-        if plugin
-        else "mend RDMA on the nodes that use sockets, or set NCCL_IB_DISABLE=1 on all",
+        fix=NO_PLUGIN if plugin else NO_RDMA,
         evidence=evidence,
         ranks=ranks,
         nodes=nodes,
@@ -123,8 +122,7 @@ def without_gdr(story: Story) -> Iterator[Finding]:
         kind=Kind.SYMPTOM,
         says="GPUDirect RDMA is off on some ranks and on for others: these have half the bandwidth",
         confidence=0.6,
-        fix="modprobe nvidia_peermem, and name it in /etc/modules-load.d; or the open kernel "
-        "modules with DMA-BUF",
+        fix=NO_DIRECT,
         evidence=lines,
         ranks=ranks,
         nodes=nodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from preflight.node import nccl_log
 from preflight.triage.rule import Kind, Rule
 
 COMM = r"rank (?P<comm_rank>\d{1,7}) nranks (?P<nranks>\d{1,7}) "
@@ -13,7 +14,7 @@ def fact(pattern: str, source: str, stage: str = "", starts: bool = False) -> Ru
 
 
 RULES = (
-    fact(r"NCCL version (?P<nccl_version>\d+\.\d+(?:\.\d+)?)", "NCCL init.cc, 2.4 to 2.30"),
+    fact(nccl_log.VERSION, "NCCL init.cc, 2.4 to 2.30"),
     fact(r"cudaDriverVersion (?P<cuda_driver>\d{4,6})", "NCCL init.cc since 2.13"),
     fact(
         r"(?:PyTorch|torch) [Vv]ersion ?[:=] ?v?(?P<torch_version>\d+\.\d+\.\d+[\w.+-]*)",
@@ -24,17 +25,15 @@ RULES = (
         "NCCL param.h, misc/socket.cc",
     ),
     fact(
-        r"Bootstrap ?: Using (?:\[0\])?(?P<interface>[\w.@-]+):(?P<address>[\w.:%]+)<\d+>",
+        nccl_log.BOOTSTRAP,
         "NCCL bootstrap.cc, 2.4 to 2.30",
         stage="bootstrap",
     ),
-    fact(r"NET/IB : Using (?P<hcas>\[0\][^;\r]{1,400})", "NCCL transport/net_ib.cc since 2.4"),
-    fact(r"NET/Socket : Using (?P<sockets>\[0\][^\r]{1,400})", "NCCL transport/net_socket.cc"),
-    fact(r"NCCL INFO Using network (?P<network>\w[\w /.-]{0,40})", "NCCL init.cc since 2.6"),
-    fact(
-        r"NET/Plugin: Loaded net plugin (?P<plugin>[\w.-][\w .()-]{0,60})", "NCCL net.cc since 2.12"
-    ),
-    fact(r"Initialized NET plugin (?P<plugin>\w+)", "NCCL plugin/net.cc since 2.27"),
+    fact(nccl_log.HCAS, "NCCL transport/net_ib.cc since 2.4"),
+    fact(nccl_log.SOCKETS, "NCCL transport/net_socket.cc"),
+    fact(f"NCCL INFO {nccl_log.NETWORK}", "NCCL init.cc since 2.6"),
+    fact(nccl_log.LOADED, "NCCL net.cc since 2.12"),
+    fact(nccl_log.INITIALIZED, "NCCL plugin/net.cc since 2.27"),
     fact(COMM + r".*- Init (?P<init>START)", "NCCL init.cc since 2.18", stage="bootstrap"),
     fact(
         COMM + r".*- Init (?P<complete>COMPLETE)",
