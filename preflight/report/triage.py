@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
@@ -16,23 +18,49 @@ LINES = 2
 """Of evidence; all with --verbose."""
 SURE, LIKELY = 0.8, 0.5
 LONGEST_NAME = 36
-"""Characters of a file's name; of a longer one its end is shown, all with --verbose."""
+"""Characters of a file's name; of a longer one its end is shown."""
 NARROWEST = 24
 """Columns of the text of a moment; where there are fewer, its place in the logs is left out."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """How files are called: by what follows the folder that all are in; in full with --verbose."""
+
+    folder: str
+    verbose: bool
+
+    def place(self, line: Evidence | Error | Moment) -> str:
+        """Return where a line is."""
+        name = line.file if self.verbose else shortened(line.file.removeprefix(self.folder))
+        return f"{name}:{line.line}"
+
+
+def files(answer: Triage, verbose: bool) -> Files:
+    """Return how the files are called of which an answer tells."""
+    lines: list[Evidence | Error | Moment] = [*answer.timeline]
+    lines += [line for one in answer.hypotheses for line in one.evidence]
+    lines += [answer.first_error] if answer.first_error else []
+    folders = {posixpath.dirname(line.file) for line in lines}
+    common = (
+        posixpath.commonpath(folders) if len({name[:1] == "/" for name in folders}) == 1 else ""
+    )
+    return Files(f"{common}/" if len(common) > 1 else "", verbose)
 
 
 def render(answer: Triage, width: int, encoding: str, verbose: bool) -> Text:
     """Return it for a terminal of this width."""
     page = Page(width, encoding)
-    page.wrap(counted(answer), indent=0, style="dim")
+    named = files(answer, verbose)
+    page.wrap(counted(answer, named.folder), indent=0, style="dim")
     page.blank()
     if answer.hypotheses:
-        show_first(page, answer, verbose)
-        show_others(page, answer.hypotheses, verbose)
-        show_timeline(page, answer.timeline)
+        show_first(page, answer, named)
+        show_others(page, answer.hypotheses, named)
+        show_timeline(page, answer.timeline, named)
     else:
         page.wrap(answer.headline, indent=0, style="bold")
-        page.wrap(came_to(answer), indent=0, style="dim")
+        page.wrap(came_to(answer, named), indent=0, style="dim")
     if answer.untold:
         page.title("What these logs cannot tell" if answer.stage else "What to do")
         for text in answer.untold:
@@ -45,9 +73,10 @@ def render(answer: Triage, width: int, encoding: str, verbose: bool) -> Text:
     return page.text()
 
 
-def counted(answer: Triage) -> str:
+def counted(answer: Triage, folder: str) -> str:
     """Return what was read."""
-    words = [f"{answer.files} file{'s' * (answer.files != 1)}"]
+    within = f" in {folder.rstrip('/')}" if folder else ""
+    words = [f"{answer.files} file{'s' * (answer.files != 1)}{within}"]
     if answer.launches > 1:
         words.append(f"{answer.launches} launches, told of is the last that failed")
     if answer.ranks:
@@ -58,30 +87,25 @@ def counted(answer: Triage) -> str:
     return ", ".join(words)
 
 
-def came_to(answer: Triage) -> str:
+def came_to(answer: Triage, named: Files) -> str:
     """Return how far the job was, and whose error was the first."""
     parts = [f"at {answer.stage}"] if answer.stage else []
     if answer.first_error:
-        parts.append(f"the first error is {whose(answer.first_error)}")
+        parts.append(f"the first error is {whose(answer.first_error, named)}")
     return "; ".join(parts)
 
 
-def whose(error: Error) -> str:
+def whose(error: Error, named: Files) -> str:
     """Return whose an error is, when it was and where it stands."""
     words = [f"of rank {error.rank}" if error.rank is not None else ""]
     words += [f"on {error.node}" if error.node else ""]
-    words += [f"at {moment(error.time)}" if error.time else "", f"in {place(error, False)}"]
+    words += [f"at {moment(error.time)}" if error.time else "", f"in {named.place(error)}"]
     return " ".join(filter(None, words))
 
 
 def moment(time: str) -> str:
     """Return a time as it was told; a year that was not is left out."""
     return time.removeprefix("0000-").replace("T", " ")
-
-
-def place(line: Evidence | Error | Moment, verbose: bool) -> str:
-    """Return where a line is."""
-    return f"{line.file if verbose else shortened(line.file)}:{line.line}"
 
 
 def shortened(name: str) -> str:
@@ -104,31 +128,31 @@ def certainty(cause: Cause) -> str:
 CERTAIN = ((SURE, "sure"), (LIKELY, "likely"))
 
 
-def show_first(page: Page, answer: Triage, verbose: bool) -> None:
+def show_first(page: Page, answer: Triage, named: Files) -> None:
     """Show what most likely ended the job."""
     cause = answer.hypotheses[0]
     label = f"{certainty(cause).upper()} "
     page.wrap(answer.headline, label, 0, "bold", label_style="bold red")
-    page.wrap("; ".join(filter(None, [cause.cause, came_to(answer)])), indent=0, style="dim")
+    page.wrap("; ".join(filter(None, [cause.cause, came_to(answer, named)])), indent=0, style="dim")
     page.blank()
-    show_reasons(page, cause, verbose)
+    show_reasons(page, cause, named)
 
 
-def show_others(page: Page, causes: Sequence[Cause], verbose: bool) -> None:
+def show_others(page: Page, causes: Sequence[Cause], named: Files) -> None:
     """Show the hypotheses after the first."""
-    shown = causes[1:] if verbose else causes[1 : 1 + OTHERS]
+    shown = causes[1:] if named.verbose else causes[1 : 1 + OTHERS]
     if shown:
         page.title("If it was not that")
     for number, cause in enumerate(shown, 2):
         page.blank()
         page.heading(str(number), certainty(cause), cause.summary, cause.cause)
-        show_reasons(page, cause, verbose)
+        show_reasons(page, cause, named)
     if rest := len(causes) - 1 - len(shown):
         page.blank()
         page.wrap(f"{rest} less likely: --verbose shows all", style="dim")
 
 
-def show_reasons(page: Page, cause: Cause, verbose: bool) -> None:
+def show_reasons(page: Page, cause: Cause, named: Files) -> None:
     """Show what speaks for a hypothesis, what mends it, and what the cluster shows."""
     fixes = [cause.fix]
     if cause.confirmed:
@@ -139,10 +163,10 @@ def show_reasons(page: Page, cause: Cause, verbose: bool) -> None:
             page.command(fix, "fix:")
         else:
             page.wrap(fix, label="fix:")
-    lines = cause.evidence if verbose else cause.evidence[:LINES]
-    most = 4 * page.width if verbose else 2 * page.width - 10
+    lines = cause.evidence if named.verbose else cause.evidence[:LINES]
+    most = 4 * page.width if named.verbose else 2 * page.width - 10
     for line in lines:
-        page.wrap(f"{place(line, verbose)}: {line.text}", style="dim", most=most)
+        page.wrap(f"{named.place(line)}: {line.text}", style="dim", most=most)
     if more := len(cause.evidence) - len(lines):
         page.wrap(f"and {more} more such line{'s' * (more != 1)}", style="dim")
     if cause.confirm and not cause.confirmed:
@@ -166,7 +190,7 @@ def in_words(shown: Shown) -> str:
     return f"{some(shown.nodes)}: {shown.summary} ({shown.check})"
 
 
-def show_timeline(page: Page, moments: Sequence[Moment]) -> None:
+def show_timeline(page: Page, moments: Sequence[Moment], named: Files) -> None:
     """Show what happened, a line each."""
     if not moments:
         return
@@ -177,7 +201,7 @@ def show_timeline(page: Page, moments: Sequence[Moment]) -> None:
     wide = max(map(len, times)), max(map(len, names))
     for one, time, name, words in zip(moments, times, names, said, strict=True):
         before = f"   {time:{wide[0]}}{' ' * bool(wide[0])}{name:{wide[1]}} "
-        after = page.clean(place(one, False))
+        after = page.clean(named.place(one))
         room = page.width - len(before) - len(after) - 1
         after = after if room >= NARROWEST else ""
         text = page.clean(words, room if after else page.width - len(before))

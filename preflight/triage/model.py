@@ -267,7 +267,8 @@ def timeline(story: Story) -> list[Moment]:
             by_kind.setdefault(id(seen.rule), []).append(seen)
         elif seen.rule.stage:
             by_kind.setdefault(seen.rule.stage, []).append(seen)
-    told = in_order(one for lines in by_kind.values() if (one := first(lines)))
+    firsts = [one for lines in by_kind.values() if (one := first(lines))]
+    told = in_order({(seen.file, seen.line): seen for seen in firsts}.values())
     faults = [seen for seen in told if seen.rule.kind > Kind.FACT][:MOMENTS]
     before = [seen for seen in told if seen.rule.kind is Kind.FACT]
     kept = [*before[-max(0, MOMENTS - len(faults)) :], *faults] if len(faults) < MOMENTS else faults
