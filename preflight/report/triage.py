@@ -10,7 +10,7 @@ from rich.text import Text
 
 from preflight.report.folding import some
 from preflight.report.page import Page, is_command
-from preflight.triage.model import Asked, Cause, Error, Evidence, Moment, Shown, Triage
+from preflight.triage.model import NOT_KNOWN, Asked, Cause, Error, Evidence, Moment, Shown, Triage
 
 OTHERS = 2
 """Further hypotheses that are shown; all with --verbose."""
@@ -62,7 +62,7 @@ def render(answer: Triage, width: int, encoding: str, verbose: bool) -> Text:
         page.wrap(answer.headline, indent=0, style="bold")
         page.wrap(came_to(answer, named), indent=0, style="dim")
     if answer.untold:
-        page.title("What these logs cannot tell" if answer.stage else "What to do")
+        page.title("What to do" if answer.headline == NOT_KNOWN else "What these logs cannot tell")
         for text in answer.untold:
             page.wrap(text)
     if answer.asked:

@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from preflight.errors import ConfigError
 from preflight.report.triage import render
 from preflight.triage import files, model
 from preflight.triage.model import Asked, Cause, Evidence, Moment, RankFacts, Shown, Triage
@@ -68,7 +69,7 @@ def test_a_log_that_is_closed_to_us(tmp_path: Path, aloud: Aloud) -> None:
     (tmp_path / "job.log").chmod(0)
     with ordinary_user():
         log = files.Log("job.log", tmp_path / "job.log")
-        with pytest.raises(files.ConfigError) as caught:
+        with pytest.raises(ConfigError) as caught:
             log.head()
     aloud(caught.value)
 
