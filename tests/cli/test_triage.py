@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.ordinary import ordinary_user
 from tests.triage import cases
 from tests.triage.test_cases import FAMILIES
 
+HERE = Path(__file__).parent.parent
 REFUSED = (
     "node1:4002:5102 [2] misc/socket.cc:456 NCCL WARN socketStartConnect: Connect to "
     "10.0.0.1<34567> failed : Connection timed out\n"
@@ -46,6 +48,7 @@ def run(folder: Path, *args: str, stdin: str = "") -> subprocess.CompletedProces
         ("none.log",),
         ("logs/*.log",),
         ("empty",),
+        ("pipe",),
         ("job.log", "--json", "none/answer.json"),
         ("job.log", "--save-case", "job.log"),
         ("-", "--save-case", "case.log"),
@@ -57,6 +60,7 @@ def run(folder: Path, *args: str, stdin: str = "") -> subprocess.CompletedProces
 )
 def test_bad_input_is_one_line(args: tuple[str, ...], tmp_path: Path, aloud: Aloud) -> None:
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "job.log").write_text(REFUSED)
     (tmp_path / "wrong.yaml").write_text("nodes: [gpu01]\nlanch: {}\n")
     done = run(tmp_path, *args)
@@ -104,14 +108,22 @@ def test_standard_input(tmp_path: Path) -> None:
     assert "stdin:1: misc/socket.cc:456 NCCL WARN" in done.stdout
 
 
-def test_a_case_is_written(tmp_path: Path) -> None:
+def test_a_case_is_written(tmp_path: Path, aloud: Aloud) -> None:
     (tmp_path / "job.log").write_text(REFUSED)
     done = run(tmp_path, "job.log", "--save-case", "saved.log")
     assert done.returncode == 0, done.stderr
-    assert "names replaced; still, read it before you share it" in done.stderr
+    aloud(done.stderr)
     case = cases.read(tmp_path / "saved.log")
     assert case.words("cause") == ["network.ephemeral"]
     assert "node1" not in (tmp_path / "saved.log").read_text()
+
+
+def test_a_case_without_what_tells_it(tmp_path: Path, aloud: Aloud) -> None:
+    for dump in (HERE / "triage" / "dumps").glob("mismatch_trace_rank_?"):
+        shutil.copy(dump, tmp_path)
+    done = run(tmp_path, "mismatch_trace_rank_*", "--save-case", "saved.log")
+    assert done.returncode == 0, done.stderr
+    aloud(done.stderr)
 
 
 def test_answers_keep_to_the_schema(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ LEFT = {
     "... was not resolved within ... s": "a resolver that is silent",
     "a key of kind ...": "no message: key_problem has the words",
     "not an OpenSSH key": "no message: key_problem has the words",
+    "...: ... files are more than ...; name a part": "a folder of 100,000 logs",
     "cannot start a process: ...": "a machine without /bin/sh",
 }
 """What no test can provoke, or nobody is shown; each with the reason."""
