@@ -415,6 +415,8 @@ x = torch.tensor(float(dist.get_rank() + 1))
 dist.all_reduce(x)
 told = dist.get_rank(), dist.get_world_size(), int(x), os.environ["GLOO_SOCKET_IFNAME"]
 os.write(1, f"{told} {os.environ['SITE_PHRASE']} {sys.argv[1:]}\\n".encode())
+dist.barrier()
+dist.destroy_process_group()
 """
 
 
