@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.blame import causes, results, summary
+from tests.cluster.hardware import gpu_values
 from tests.cluster.machine import wait_until
 from tests.cluster.nccl_tests import PROGRAM
 from tests.cluster.slurm import allocation
@@ -50,8 +51,8 @@ def fact(report: dict[str, Any], node: str = "tb1") -> dict[str, Any]:
     return found
 
 
-def details(report: dict[str, Any]) -> list[str]:
-    rows = [one for one in report["results"] if (one["check"], one["node"]) == (CHECK, "tb1")]
+def details(report: dict[str, Any], node: str = "tb1") -> list[str]:
+    rows = [one for one in report["results"] if (one["check"], one["node"]) == (CHECK, node)]
     found: list[str] = rows[0]["details"]
     return found
 
@@ -224,3 +225,101 @@ def test_nothing_is_left_when_it_is_interrupted(equipped: Testbed) -> None:
         process.communicate(timeout=60)
     wait_until(lambda: not any(map(equipped.survivors, equipped.names)), "all has ended", 20)
     assert {node: equipped.files(node) for node in equipped.names} == before
+
+
+# ---- why -------------------------------------------------------------------------------------
+
+
+def heard(bed: Testbed, node: str, **more: str) -> dict[str, str]:
+    """Return what NCCL says on a node whose one InfiniBand port carries the data."""
+    place = f"eth0:{bed.machines[node].address}"
+    told = {"bootstrap": place, "hcas": "[0]mlx5_0:1/IB", "network": "IB"}
+    return {**told, "via": "NET/IB/0/GDRDMA", **more}
+
+
+@pytest.fixture
+def slow(equipped: Testbed) -> Testbed:
+    """Nodes with an InfiniBand port each, and an all_reduce far below what they could carry.
+
+    Fast enough for 1 GiB not to be left out: the stand-in has ended by the time that it is, and an
+    mpirun that gets SIGTERM while it ends leaves its folder in /tmp.
+    """
+    for node in equipped.names:
+        equipped.infiniband(node)
+        equipped.play(node, gbps=40, **heard(equipped, node))
+    return equipped
+
+
+NCCL = "(nccl-tests 2.19.6, NCCL 2.27.6, 8 GPUs)"
+MEASURED = f"all_reduce of 1 GiB over 4 nodes {NCCL}: busbw 5 GB/s, 30 GB/s are expected"
+ASKED = {"all_reduce": {"min_busbw_gbs": 30}}
+OWN = {"NCCL_DEBUG": "VERSION", "NCCL_DEBUG_SUBSYS": "ALL", "NCCL_DEBUG_FILE": "/tmp/nccl"}
+
+
+def test_slow_as_one_node_uses_sockets(slow: Testbed) -> None:
+    place = f"[0]eth0:{slow.machines['tb3'].address}<0>"
+    more = heard(slow, "tb3", network="Socket", sockets=place, via="NET/Socket/0")
+    slow.play("tb3", gbps=40, **more, warning="NET/IB : no port is usable")
+    report = run(slow, launch={"env": OWN}, expect=ASKED)
+    assert causes(report) == [("node", CHECK, ["tb3"])]
+    words = "uses sockets (eth0), though mlx5_0 is active"
+    assert summary(report, CHECK, "tb3") == f"{words}: {MEASURED}"
+    assert summary(report, CHECK, "tb1").endswith("; data with tb3 is slow, told there")
+    assert fact(report, "tb3")["heard"]["channels"] == {"NET/Socket": 2}
+    assert "NCCL on tb3 warns: NET/IB : no port is usable" in details(report, "tb3")
+    assert "NCCL_DEBUG=" not in fact(report)["engine"]["command"]
+
+
+def test_slow_without_gpudirect_on_two_nodes(slow: Testbed) -> None:
+    for node in ("tb2", "tb4"):
+        slow.play(node, gbps=40, **heard(slow, node, via="NET/IB/0"))
+    report = run(slow, expect=ASKED)
+    words = "GPUDirect RDMA is missing"
+    assert results(report, "fail") == [
+        (CHECK, node, f"{words}: {MEASURED}") for node in ("tb2", "tb4")
+    ]
+
+
+def test_slow_and_nccl_says_nothing_of_it(slow: Testbed) -> None:
+    report = run(slow, expect=ASKED)
+    assert causes(report) == [("cluster", CHECK, list(slow.names))]
+    assert summary(report, CHECK, "tb1") == MEASURED
+    assert len([line for line in details(report) if line.startswith("NCCL on ")]) == 4
+
+
+def test_a_hang_as_one_node_bootstraps_elsewhere(slow: Testbed) -> None:
+    slow.play("tb4", hang="row", **heard(slow, "tb4", bootstrap="docker0:172.17.0.1"))
+    report = run(slow)
+    assert causes(report) == [("node", CHECK, ["tb4"])]
+    address = slow.machines["tb4"].address
+    assert summary(report, CHECK, "tb4") == (
+        f"bootstraps by docker0 (172.17.0.1), the others reach it at {address}: "
+        "an all_reduce of 4 nodes does not end: in the all_reduce: no end, cut off"
+    )
+    assert Path(PROGRAM).name not in str([slow.survivors(node) for node in slow.names])
+
+
+def test_slow_alone_past_its_nvlinks(equipped: Testbed) -> None:
+    links: dict[str, Any] = {f"gpu{gpu}.nvlink{link}": 1 for gpu in range(2) for link in range(18)}
+    for node in equipped.names:
+        equipped.nvml(node, gpu_values(2, **links))
+    equipped.play("tb2", gbps=100, via="SHM/direct/direct")
+    report = run(equipped, only="collective")
+    words = summary(report, LOCAL, "tb2")
+    assert words.startswith(
+        "its GPUs meet in shared memory, though NVLinks are up: all_reduce of 2"
+    )
+    assert words.endswith("measured 12.5")
+    assert fact(report, "tb2")["heard"]["channels"] == {"SHM": 1}
+    assert [fact(report, node)["heard"] for node in ("tb1", "tb3", "tb4")] == [None] * 3
+
+
+def test_versions_that_differ(equipped: Testbed) -> None:
+    for node in equipped.names:
+        equipped.play(node, nccl="2.22.3")
+    equipped.play("tb1", nccl="2.22.3", fail="internal error")
+    equipped.play("tb2", nccl="2.21.5")
+    report = run(equipped)
+    what = "an all_reduce of 4 nodes does not end: in the all_reduce: internal error"
+    assert summary(report, CHECK, "tb2") == f"NCCL 2.21.5, NCCL 2.22.3 on the others: {what}"
+    assert summary(report, CHECK, "tb1") == what
