@@ -227,8 +227,8 @@ def verdict(
         siblings: GB/s of the same on other nodes.
     """
     if isinstance(expected, Expectation) and gbs < expected.least:
-        say = fail if expected.firm else warn
-        return say(
+        verdict_of = fail if expected.firm else warn
+        return verdict_of(
             f"{what}: expected {expected.usual:.3g} GB/s from {expected.source}, "
             f"measured {gbs:.3g}",
             observed=round(gbs, 3),
