@@ -40,7 +40,7 @@ LEFT = {
     "not an OpenSSH key": "no message: key_problem has the words",
     "...: ... files are more than ...; name a part": "a folder of 100,000 logs",
     "cannot start a process: ...": "a machine without /bin/sh",
-    "all is done, and nothing is told of it": "a rank that lies; tests/node/test_ranks.py has it",
+    "all is done, and nothing is told of it": "no message: ranks.SENSELESS has the words",
 }
 """What no test can provoke, or nobody is shown; each with the reason."""
 FOREIGN = re.compile(r"^\[bug\]|the node said: |not recorded: what ")
