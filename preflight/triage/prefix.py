@@ -19,7 +19,7 @@ GLOG = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d+) [\w.]+:\
 SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?= [\w.-]+ )")
 TIMED = (STAMP, GLOG, SYSLOG)
 NCCL = re.compile(
-    r"(?P<node>[\w.-]+):(?P<pid>\d{1,9}):\d+ (?:\[[^\]]*\] )?(?=\S* ?NCCL |[\w./]+:\d+ )"
+    r"(?<![\w.-])(?P<node>[\w.-]+):(?P<pid>\d{1,9}):\d+ (?:\[[^\]]*\] )?(?=\S* ?NCCL |[\w./]+:\d+ )"
 )
 IN_GROUP = re.compile(r"\[Rank (?P<rank>\d{1,7})\]:? ?")
 DEFAULT_GROUP = re.compile(
@@ -40,7 +40,9 @@ OWNED = (
     re.compile(r"\[(?:default|trainer|worker)(?P<local_rank>\d{1,7})\]: ?"),  # torchrun --tee
     re.compile(r"\((?:[\w.:]+ )?pid=(?P<pid>\d{1,9})(?:, ip=(?P<node>[^) ]+))?[^)]*\) ?"),  # Ray
     re.compile(r"(?P<rank>\d{1,7}): (?!\d)"),  # srun --label
-    re.compile(r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}|(?!python|x\d)[a-z][\w-]*\d[\w.-]*): "),  # pdsh
+    re.compile(
+        r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}|(?!python|x\d)(?=[a-z][a-zA-Z_-]*\d)[\w.-]+): "
+    ),  # pdsh
     re.compile(r"\[?(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL)\]?:? (?=\S)"),
     re.compile(r"\[[\w./-]+\.py:\d+:\w+\] ?"),  # DeepSpeed
     re.compile(r"(?:stdout|stderr) [FP] "),  # Kubernetes

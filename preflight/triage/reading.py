@@ -13,7 +13,7 @@ from preflight.triage import flight_recorder, prefix, ras
 from preflight.triage.family import Family
 from preflight.triage.files import Log
 from preflight.triage.flight_recorder import Flight
-from preflight.triage.prefix import Prefix, Who
+from preflight.triage.prefix import LONGEST, Prefix, Who
 from preflight.triage.rule import BY_OTHERS, FOLLOWED, RAISED, WENT_ON, Kind, Rule
 from preflight.triage.sieve import TRACEBACK, Hit, Sieve
 from preflight.triage.story import Logs, Seen, Story
@@ -30,6 +30,8 @@ ONLY_TOLD = re.compile(r"Exception ignored in|--- Logging error ---|xception was
 """What stands before a traceback by which nothing ends."""
 STEP = re.compile(r"\b(?:step|iter|iteration|epoch|loss|it/s|s/it)\b", re.IGNORECASE)
 """What a line of progress has in it."""
+MOST_LAUNCHES = 10_000
+"""In one file; what comes after is all told of the last one."""
 OWN = {"rank", "node", "pid"}
 """Groups that say whose line it is."""
 
@@ -89,7 +91,7 @@ class Reader:
                 *self.raised(log, hit, before, tracebacks),
             ):
                 if seen.rule.starts and failed:
-                    launch, failed = launch + 1, False
+                    launch, failed = min(launch + 1, MOST_LAUNCHES), False
                 failed |= seen.rule.kind > Kind.FACT
                 while len(self._stories) <= launch:
                     self._stories.append(Story(self._logs))
@@ -116,13 +118,16 @@ class Reader:
             if match is None:
                 continue
             groups = match.groupdict().items()
-            told = {text(name): text(value) for name, value in groups if value is not None}
+            told = {
+                text(name): text(value[:LONGEST]) for name, value in groups if value is not None
+            }
             if rule.refine:
                 refined = rule.refine(told)
                 if refined is None:
                     continue
                 told |= refined
-            who = prefix.within(text(hit.raw[: match.start()]), before.who)
+            begin = max(0, match.start() - LONGEST)
+            who = prefix.within(text(hit.raw[begin : match.start()]), before.who)
             if own := OWN & told.keys():
                 who = prefix.named(who, {name: told.pop(name) for name in own})
             yield Seen(log.name, hit.number, before.text, who, before.time, self._order, rule, told)

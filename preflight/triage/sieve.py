@@ -18,7 +18,7 @@ from preflight.triage.rule import Rule
 
 MEMORY = 64 << 20
 """Bytes that the automaton may take: with RE2's 8 MiB it is thrown away and made again."""
-ANSI = re2.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 NAME = re.compile(r"\(\?P<\w+>")
 TRACEBACK = b"Traceback (most recent call last)"
 AFTER = 400
@@ -72,17 +72,21 @@ class Sieve:
         for block in log.blocks():
             if b"\x1b[" in block:
                 block = ANSI.sub(b"", block)
+            # Progress bars end their lines with a carriage return; such lines are not counted.
+            block = block.replace(b"\r\n", b"\n")
+            lines = block.replace(b"\r", b"\n")
             start, counted = 0, 0
-            while start < len(block):
+            while start < len(lines):
                 if follow:
-                    begin, end = start, line_end(block, start)
+                    begin, end = start, line_end(lines, start)
                     follow -= 1
                 else:
-                    match = self._any.search(block, start)
+                    match = self._any.search(lines, start)
                     if match is None:
                         break
-                    begin, end = line_start(block, match.start()), line_end(block, match.start())
-                line = block[begin:end]
+                    begin = lines.rfind(b"\n", start, match.start()) + 1 or start
+                    end = line_end(lines, match.start())
+                line = lines[begin:end]
                 number += block.count(b"\n", counted, begin)
                 counted = begin
                 which = self._which.Match(line) or ()  # None: no rule
@@ -93,19 +97,10 @@ class Sieve:
                     yield Hit(number, line, text, tuple(sorted(which)))
                 start = end + 1
             number += block.count(b"\n", counted)
-        self.lines = number
         self.lines = number - 1
 
 
-def line_start(block: bytes, position: int) -> int:
-    """Return where the line begins; progress bars end theirs with a carriage return."""
-    start = block.rfind(b"\n", 0, position) + 1
-    return max(start, block.rfind(b"\r", start, position) + 1)
-
-
-def line_end(block: bytes, position: int) -> int:
+def line_end(lines: bytes, position: int) -> int:
     """Return where the line ends."""
-    end = block.find(b"\n", position)
-    end = len(block) if end < 0 else end
-    bar = block.find(b"\r", position, end)
-    return end if bar < 0 else bar
+    end = lines.find(b"\n", position)
+    return len(lines) if end < 0 else end

@@ -15,6 +15,7 @@ def consequence(pattern: str, says: str, source: str) -> Rule:
     return Rule(pattern, Kind.CONSEQUENCE, says=says, source=source)
 
 
+WARNED_OF = r"(?:recvValue|recvVector|recvBytes|sendBytes) failed on SocketImpl"
 ENDS_ITSELF = consequence(
     r"we are taking the entire process down|"
     r"watchdog thread terminated with exception|"
@@ -44,15 +45,19 @@ RULES = (
         "{who} lost its connection to {peer}",
         "NCCL misc/socket.cc, 2.4 to 2.30",
     ),
-    consequence(
-        r"Broken pipe|Connection was likely closed\. Did the remote server shutdown or crash",
-        "what {who} spoke to was gone",
-        "torch c10d/TCPStore, Python",
+    Rule(
+        WARNED_OF,
+        Kind.FACT,
+        says="the store that {who} used was gone",
+        source="torch c10d/TCPStore.cpp since 2.6; torchruns that end together say so, too",
     ),
-    consequence(
-        r"(?:recvValue|recvVector|recvBytes|sendBytes) failed on SocketImpl",
-        "the store that {who} used was gone",
-        "torch c10d/socket.cpp since 2.6",
+    Rule(
+        r"(?P<warned>" + WARNED_OF + r"[^\r]*)?"
+        r"(?:Broken pipe|Connection was likely closed\. Did the remote server shutdown or crash)",
+        Kind.CONSEQUENCE,
+        says="what {who} spoke to was gone",
+        refine=lambda told: None if "warned" in told else told,
+        source="torch c10d/TCPStore, Python",
     ),
     consequence(
         r"store->get\('\d+'\) got error",

@@ -162,10 +162,15 @@ def find(story: Story) -> Iterator[Finding]:
 
 def fingerprints(story: Story) -> Iterator[Finding]:
     """Tell of collectives that differ, as torch compared them itself."""
-    calls: dict[int, tuple[str, str]] = {}
+    own: dict[int, tuple[str, str]] = {}
+    others: dict[int, tuple[str, str]] = {}
     lines = sorted(story.of_rule(FINGERPRINTS), key=lambda seen: seen.order)
     for seen in lines:
-        calls |= printed(seen.told["one"] + " is running collective: " + seen.told["prints"])
+        one = int(seen.told["one"])
+        said = printed(f"{one} is running collective: {seen.told['prints']}")
+        own |= {one: said.pop(one)} if one in said else {}
+        others |= said
+    calls = others | own  # torch 2.13 tells of the other rank an operation that it has not run
     if not lines:
         return
     usual = Counter(calls.values()).most_common(1)
