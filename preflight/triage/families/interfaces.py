@@ -103,6 +103,20 @@ RULES = (
         source="gloo transport/tcp/device.cc",
     ),
     Rule(
+        r"gloo/transport/tcp/socket\.cc:\d{1,5}\] .{0,60}connect: Network is unreachable",
+        Kind.SYMPTOM,
+        cause=IFACE,
+        says="{who} has no route to the address of another rank: Gloo took an interface of "
+        "another network on one of the nodes",
+        confidence=0.75,
+        fix="export GLOO_SOCKET_IFNAME=NAME on all nodes, of the network that they share: "
+        "ip -br address",
+        confirm=CONFIRM,
+        checks=("network.route", "launch.env"),
+        stage=STAGE,
+        source="gloo transport/tcp/socket.cc, torch 2.13",
+    ),
+    Rule(
         r"Every node should have a unique IP address\. Got (?P<nodes>\d{1,6}) nodes with "
         r"(?P<addresses>\d{1,6}) unique IP",
         Kind.CAUSE,
