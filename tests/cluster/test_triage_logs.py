@@ -6,7 +6,6 @@ Ranks wait for each other before they meet, since on a busy machine one may take
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
