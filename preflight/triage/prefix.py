@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -55,6 +56,10 @@ IN_NAME = (
     re.compile(r"(?:rank|task)[_.-]?(?P<rank>\d{1,7})(?!\d)", re.IGNORECASE),
     re.compile(r"nccl[\w-]*\.(?P<node>[a-zA-Z][\w-]*)\.(?P<pid>\d{1,9})"),  # NCCL_DEBUG_FILE %h.%p
 )
+INFO = "NCCL INFO "
+TWO_NCCL = 4
+"""Colons that two prefixes of NCCL have."""
+PROCESSES = 1 << 15
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
 
@@ -84,6 +89,16 @@ class Prefix(NamedTuple):
 
 def read(line: str, who: Who = NOBODY) -> Prefix:
     """Return whose line it is, when it was written, and its words; `who` is what the file tells."""
+    head, info, words = line[:LONGEST].partition(INFO)
+    if info and head:
+        before = read_once(head + info, who)
+        if before.text == INFO.rstrip():
+            return Prefix(before.who, before.time, (info + words).rstrip(), False)
+    return read_whole(line, who)
+
+
+def read_whole(line: str, who: Who) -> Prefix:
+    """Return the same of any line, however often it has been seen."""
     rest = ANSI.sub("", line[:LONGEST]).rstrip()
     time, local = "", None
     for _ in range(MOST_PREFIXES):
@@ -106,8 +121,14 @@ def read(line: str, who: Who = NOBODY) -> Prefix:
     return Prefix(who, time, rest.lstrip(), rest[:1].isspace())
 
 
+read_once = functools.lru_cache(PROCESSES)(read_whole)
+"""Each process begins thousands of lines alike."""
+
+
 def within(before: str, who: Who) -> Who:
     """Return whose words follow in a line into which several ranks have written."""
+    if who.pid is not None and before.count(":") < TWO_NCCL:
+        return who
     last = None
     for last in NCCL.finditer(before):  # noqa: B007 - the last one counts
         pass

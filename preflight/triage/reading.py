@@ -42,6 +42,10 @@ class Reader:
     def __init__(self, families: Sequence[Family]) -> None:
         self._rules = [rule for family in families for rule in family.rules]
         self._patterns = [re2.compile(rule.pattern.encode("ascii")) for rule in self._rules]
+        self._groups = [
+            [(name.decode("ascii"), place) for name, place in pattern.groupindex.items()]
+            for pattern in self._patterns
+        ]
         self._sieve = Sieve(self._rules)
         self._order = 0
         self._stories: list[Story] = []
@@ -77,19 +81,17 @@ class Reader:
     def read_lines(self, log: Log) -> None:
         """Take in the lines of a log."""
         owner = prefix.of_file(log.name)
-        if owner.folder:
-            self._logs.runs.add(str(PurePath(owner.folder).parents[1]))
-        if owner.rank is not None:
-            self._logs.ranks.add(owner.rank)
+        self._logs.meet(owner)
         launch, failed = 0, False
         tracebacks = Tracebacks()
         for hit in self._sieve.hits(log):
             self._order += 1
             before = prefix.read(hit.text, owner)
-            for seen in (
-                *self.matched(log, hit, before),
-                *self.raised(log, hit, before, tracebacks),
-            ):
+            found = [*self.matched(log, hit, before)]
+            if ended := tracebacks.read(before):
+                who, words, order = before.who, before.text, self._order
+                found.append(Seen(log.name, hit.number, words, who, before.time, order, *ended))
+            for seen in found:
                 if seen.rule.starts and failed:
                     launch, failed = min(launch + 1, MOST_LAUNCHES), False
                 failed |= seen.rule.kind > Kind.FACT
@@ -117,27 +119,21 @@ class Reader:
             match = self._patterns[place].search(hit.raw)
             if match is None:
                 continue
-            groups = match.groupdict().items()
             told = {
-                text(name): text(value[:LONGEST]) for name, value in groups if value is not None
+                name: text(value[:LONGEST])
+                for name, group in self._groups[place]
+                if (value := match[group]) is not None
             }
             if rule.refine:
                 refined = rule.refine(told)
                 if refined is None:
                     continue
                 told |= refined
-            begin = max(0, match.start() - LONGEST)
-            who = prefix.within(text(hit.raw[begin : match.start()]), before.who)
+            end = match.start()
+            who = prefix.within(text(hit.raw[max(0, end - LONGEST) : end]), before.who)
             if own := OWN & told.keys():
                 who = prefix.named(who, {name: told.pop(name) for name in own})
             yield Seen(log.name, hit.number, before.text, who, before.time, self._order, rule, told)
-
-    def raised(self, log: Log, hit: Hit, before: Prefix, tracebacks: Tracebacks) -> Iterator[Seen]:
-        """Yield the line if it ends a traceback, or shows that a rank went on after one."""
-        found = tracebacks.read(before)
-        if found:
-            who, words, order = before.who, before.text, self._order
-            yield Seen(log.name, hit.number, words, who, before.time, order, *found)
 
 
 def text(raw: bytes) -> str:

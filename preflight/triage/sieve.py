@@ -76,16 +76,17 @@ class Sieve:
             block = block.replace(b"\r\n", b"\n")
             lines = block.replace(b"\r", b"\n")
             start, counted = 0, 0
+            matches = self._any.finditer(lines)
             while start < len(lines):
                 if follow:
                     begin, end = start, line_end(lines, start)
                     follow -= 1
                 else:
-                    match = self._any.search(lines, start)
-                    if match is None:
+                    place = next((at for one in matches if (at := one.start()) >= start), None)
+                    if place is None:
                         break
-                    begin = lines.rfind(b"\n", start, match.start()) + 1 or start
-                    end = line_end(lines, match.start())
+                    begin = lines.rfind(b"\n", start, place) + 1 or start
+                    end = line_end(lines, place)
                 line = lines[begin:end]
                 number += block.count(b"\n", counted, begin)
                 counted = begin

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import NamedTuple
 
 from preflight.triage.prefix import Who
 from preflight.triage.rule import FOLLOWED, RAISED, WENT_ON, Kind, Rule
@@ -23,8 +24,7 @@ FURTHER = {"bootstrap", "transport setup", "collective"}
 """Stages that a job reaches when all its ranks have met."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """A line that a rule is of."""
 
     file: str
@@ -62,6 +62,13 @@ class Logs:
     """Folders of torchruns: one a node."""
     ranks: set[int] = field(default_factory=set)
     """Those that have a log by their name."""
+
+    def meet(self, owner: Who) -> None:
+        """Take in whose log there is."""
+        if owner.folder:
+            self.runs.add(str(PurePath(owner.folder).parents[1]))
+        if owner.rank is not None:
+            self.ranks.add(owner.rank)
 
 
 class Story:

@@ -160,7 +160,7 @@ def ended(bed: Testbed, processes: Sequence[subprocess.Popen[str]]) -> None:
     """Wait until all have ended, or one has and the others do not: nobody ends them by hand."""
     try:
         wait_until(lambda: any(one.poll() is not None for one in processes), "an end", LIMIT_S)
-        wait_until(lambda: all(one.poll() is not None for one in processes), "the end", 4 * SHORT_S)
+        wait_until(lambda: all(one.poll() is not None for one in processes), "the end", 2 * SHORT_S)
     except TimeoutError:
         for node in NODES:
             bed.machines[node].kill([*bed.machines[node].processes()])
