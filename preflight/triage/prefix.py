@@ -125,11 +125,13 @@ read_once = functools.lru_cache(PROCESSES)(read_whole)
 """Each process begins thousands of lines alike."""
 
 
-def within(before: str, who: Who) -> Who:
-    """Return whose words follow in a line into which several ranks have written."""
-    if who.pid is not None and before.count(":") < TWO_NCCL:
+def within(line: bytes, place: int, who: Who) -> Who:
+    """Return whose words stand at a place of a line into which several ranks have written."""
+    begin = max(0, place - LONGEST)
+    if who.pid is not None and line.count(b":", begin, place) < TWO_NCCL:
         return who
     last = None
+    before = line[begin:place].decode("utf-8", "replace")
     for last in NCCL.finditer(before):  # noqa: B007 - the last one counts
         pass
     return Who(None, last[1], int(last[2])) if last and last.start() > 0 and last[1] else who

@@ -129,8 +129,7 @@ class Reader:
                 if refined is None:
                     continue
                 told |= refined
-            end = match.start()
-            who = prefix.within(text(hit.raw[max(0, end - LONGEST) : end]), before.who)
+            who = prefix.within(hit.raw, match.start(), before.who)
             if own := OWN & told.keys():
                 who = prefix.named(who, {name: told.pop(name) for name in own})
             yield Seen(log.name, hit.number, before.text, who, before.time, self._order, rule, told)

@@ -68,5 +68,8 @@ def nccl(rank: int, world: int, version: str, gpus: int) -> Iterator[str]:
         yield f"{here} {near}[{near % gpus}] via P2P/CUMEM"
         yield f"{here} {far}[{local}] [send] via NET/IB/{local}/GDRDMA"
     yield "Connected all rings"
+    for channel in range(16):  # up the trees; down, they are connected as in the rings
+        upper = (rank - 1) % world
+        yield f"Channel {channel:02}/0 : {rank}[{local}] -> {upper}[{upper % gpus}] via P2P/CUMEM"
     yield "Connected all trees"
     yield f"{comm} - Init COMPLETE"
