@@ -114,7 +114,7 @@ def told(log: bytes, name: str = "job.log") -> Triage:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     log=st.sampled_from(LOGS),
     changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3),
