@@ -98,12 +98,15 @@ class Session:
 
         Raises:
             AgentError: the agent did not take the modules that follow its own.
+            TransportError: it was lost before it could say.
         """
         if self._loading is None:
             return "not needed"
         loaded = self.answer(self._loading)
         if isinstance(loaded.value, dict):
             return str(loaded.value.get("psutil"))
+        if self._lost:
+            raise self._lost
         why = (loaded.problem or {}).get("message", "no words")
         message = f"the agent did not take its modules: {why}"
         raise AgentError(

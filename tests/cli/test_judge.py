@@ -166,7 +166,7 @@ def test_judge_requires_as_run_does(tmp_path: Path, capsys: pytest.CaptureFixtur
             },
         ),
         (
-            {"launch": {"port": 29517, "python": "/opt/python", "gpus_per_node": 0}},
+            {"launch": {"port": 29517, "python": "/opt/python"}},
             {
                 "launch.paths": "recorded for another launch: python",
                 "software.python": "recorded for another launch: python",

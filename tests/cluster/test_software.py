@@ -16,7 +16,7 @@ PACKAGES = {
     "nvidia-cuda-runtime-cu12": "12.4.127",
     "ray": "2.38.0",
 }
-STUB = ("--skip", "collective.all_reduce")
+STUB = ("--skip", "collective")
 """The torch of these nodes has its files, and does nothing."""
 
 
@@ -33,7 +33,8 @@ def test_gpus_and_a_training_environment_in_order(bed: Testbed) -> None:
     assert results(report, "fail", "warn", "unknown") == []
     assert done.returncode == 0
     skipped = {check for check, _, _ in results(report, "skip")}
-    assert skipped == {STUB[1], "software.container", "storage.mounts", "network.firewall"}
+    others = {"software.container", "storage.mounts", "network.firewall"}
+    assert {check for check in skipped if not check.startswith("collective.")} == others
 
 
 def test_another_driver(bed: Testbed) -> None:
