@@ -139,7 +139,9 @@ def of_node(
         return failure(node, rows[node], facts)
     if not facts[node]["ports"]:
         return unknown("no random port could be opened, so no other node could dial it")
-    return well(node, tried, len(facts))
+    # Who opened no port was not dialled, so nothing is known of both ways.
+    both = {pair: good for pair, good in tried.items() if all(facts[n]["ports"] for n in pair)}
+    return well(node, both, len(facts))
 
 
 def well(node: str, tried: Mapping[Pair, bool], count: int) -> Verdict:
