@@ -38,6 +38,8 @@ PINGS, ENOUGH_S = 3, 0.01
 """Round trips for the clock: the shortest bounds the offset best, and one that bounds it to a
 hundredth of what host.clock looks for is enough.
 """
+LOST = "lost"
+"""The kind of problem of a call whose node went away before it answered."""
 AGENT = "preflight.node.agent"
 ENDED_HINT = "see the node's kernel log, whether it was out of memory: dmesg"
 
@@ -105,9 +107,10 @@ class Session:
         loaded = self.answer(self._loading)
         if isinstance(loaded.value, dict):
             return str(loaded.value.get("psutil"))
-        if self._lost:
+        problem = loaded.problem or {}
+        if self._lost and problem.get("kind") == LOST:  # else it said why before it ended
             raise self._lost
-        why = (loaded.problem or {}).get("message", "no words")
+        why = problem.get("message", "no words")
         message = f"the agent did not take its modules: {why}"
         raise AgentError(
             "no agent", message, "see the memory limits of the account there: ulimit -a"
@@ -377,4 +380,4 @@ def one_line(text: str) -> str:
 
 def lost_problem(error: TransportError) -> dict[str, Any]:
     """Return the frame of a call whose connection went away."""
-    return {"problem": {"kind": "lost", "message": error.message}}
+    return {"problem": {"kind": LOST, "message": error.message}}

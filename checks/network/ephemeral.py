@@ -139,9 +139,10 @@ def of_node(
         return failure(node, rows[node], facts)
     if not facts[node]["ports"]:
         return unknown("no random port could be opened, so no other node could dial it")
-    # Who opened no port was not dialled, so nothing is known of both ways.
-    both = {pair: good for pair, good in tried.items() if all(facts[n]["ports"] for n in pair)}
-    return well(node, both, len(facts))
+    # Who opened no port was not dialled: where it gets through, nothing is known of the way back.
+    there = {one for one, fact in facts.items() if fact["ports"]}
+    known = {pair: good for pair, good in tried.items() if not good or there.issuperset(pair)}
+    return well(node, known, len(facts))
 
 
 def well(node: str, tried: Mapping[Pair, bool], count: int) -> Verdict:
