@@ -23,7 +23,7 @@ import zlib
 from resource import RLIMIT_CORE, RUSAGE_CHILDREN, RUSAGE_SELF, getrlimit, setrlimit
 from typing import Any, Mapping
 
-from preflight.node import psutil_loader, toolbox
+from preflight.node import psutil_loader, scratch, toolbox
 from preflight.node.child import cpu_s, encode, problem, work, write_all
 from preflight.node.children import Child, Pipes, children, died
 
@@ -78,6 +78,7 @@ class Agent:
         for number in ENDING:
             signal.signal(number, leave)
         signal.alarm(life_s)
+        scratch.root = f"{scratch.MEMORY}/{self.tag.decode().rstrip(':')}"
         for fd in (0, self.woken):
             self.poller.register(fd, select.POLLIN)
         try:
@@ -321,6 +322,7 @@ class Agent:
                     os.kill(pid, signal.SIGKILL)
             self.reap()
             time.sleep(0.001)
+        scratch.clear()
 
 
 def leave(*_: Any) -> None:

@@ -1,27 +1,21 @@
-"""A command that is followed while it runs, and the file that it writes for us.
+"""A command that is followed while it runs.
 
 Sent to nodes: stdlib only, Python 3.8.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import select
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import Any, Iterator
 
-MEMORY = "/dev/shm"
-"""On no disk."""
 GRACE_S = 3.0
 """After SIGTERM: mpirun and srun need up to 2 s to end what they started elsewhere."""
 IDLE_S = 0.1
 KEPT = 4 << 20
-"""Bytes of its output that are kept, and of its report."""
+"""Bytes of its output that are kept."""
 TELLING = re.compile(
     r"denied|verification failed|not found|refused|timed out|no route|resolve|error|cannot|unable|"
     r"invalid",
@@ -122,39 +116,3 @@ class Followed:
         lines = [line for line in lines if line and not OWN.match(line)]
         telling = [line for line in lines if TELLING.search(line)]
         return (*telling, *lines, f"it ended with code {self.code}")[0][:LONGEST]
-
-
-class Report:
-    """A file in memory, for a program that takes none that is there already, nor a pipe.
-
-    Once the program says that it has it open, the file is in no folder any more: whoever is killed
-    then, nothing is left.
-
-    Args:
-        says: what it says.
-    """
-
-    def __init__(self, says: re.Pattern[str]) -> None:
-        self._says, self._file = says, contextlib.ExitStack()
-        self._folder = Path(tempfile.mkdtemp(prefix="preflight-", dir=MEMORY))
-        self.path = str(self._folder / "report.json")
-        self._text: Any = None
-
-    def __enter__(self) -> Report:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def seen(self, text: str) -> None:
-        """Take hold of the file, if its program says that it is there."""
-        if self._text is None and self._says.search(text):
-            with contextlib.suppress(OSError):
-                opened = open(self.path, encoding="utf-8", errors="replace")  # noqa: SIM115
-                self._text = self._file.enter_context(opened)
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def text(self) -> str:
-        """Return what is in it."""
-        return str(self._text.read(KEPT)) if self._text else ""

@@ -1,7 +1,7 @@
 """Runs all_reduce_perf of nccl-tests: on one node, or on several by mpirun or srun.
 
 Whatever is started is ended again: by SIGTERM, at which mpirun and srun end what they started
-elsewhere and leave no file; what is left then, `swept` finds by its mark.
+elsewhere; what is left then, `swept` finds by its mark.
 Sent to nodes: stdlib only, Python 3.8.
 """
 
@@ -17,8 +17,9 @@ from shlex import join
 from typing import Any, Iterator, Mapping, Sequence, TypedDict
 
 from preflight.api import Absent, Node, Unobservable
+from preflight.node import scratch
 from preflight.node.container import entered
-from preflight.node.followed import GRACE_S, Followed, Report
+from preflight.node.followed import GRACE_S, KEPT, Followed
 from preflight.node.nccl_log import LOUD, Heard, by_host
 from preflight.node.nccl_tests import Told, hosts_of, parsed, refined
 from preflight.node.software import PASSED
@@ -31,8 +32,9 @@ COUNTS = ("-n", str(REPEATS), "-w", "0", "-c", "1")
 """Without warm-up: one that is not timed goes before each size anyway (BenchTime, "Sync")."""
 ROUNDS = 2 * (REPEATS + 2)
 """How often each size is done: in place and not, with one before and one to see the sums."""
-WRITES = re.compile(r"^# Writing JSON output to ", re.MULTILINE)
-"""Since 2.17.3."""
+FILES = "TMPDIR"
+"""Where mpirun puts its files: one that gets a SIGTERM while it ends leaves them. Its parameter for
+that would go to all nodes."""
 NO_FILES = {"OMPI_MCA_orte_create_session_dirs": "0", "PMIX_MCA_gds": "hash"}
 """A build with Open MPI that runs alone makes a folder in /tmp else, and leaves it when killed."""
 DEBUG = {"NCCL_DEBUG": "WARN"}
@@ -108,12 +110,11 @@ def tried(node: Node, plan: Plan) -> str:
     """Return why a launcher cannot start anything on all nodes; empty if it can."""
     try:
         argv, env = start_of(node, plan, 1)
-        process = started_by(node, [*argv, "true"], env)
+        with begun(node, plan, [*argv, "true"], env, TRIAL_S) as run:
+            for _ in run.texts():
+                pass
     except Unobservable as problem:
         return str(problem)
-    with Followed(process, TRIAL_S) as run:
-        for _ in run.texts():
-            pass
     if run.killed:
         return f"{plan['how']} does not come to an end in {TRIAL_S:g} s"
     return run.why() if run.code else ""
@@ -129,15 +130,15 @@ def measured(node: Node, plan: Plan) -> Outcome:
     each = plan["nodes"][0][2] if plan["how"] == "alone" else 1
     words = [*argv, plan["program"], *SIZES, *COUNTS, "-g", str(each)]
     with contextlib.ExitStack() as stack:
-        report = stack.enter_context(Report(WRITES)) if has_report(plan) else None
-        more = ["-I", "1", "-J", report.path] if report else []
-        process = started_by(node, [*words, *more], env)
-        run = stack.enter_context(Followed(process, START_S))
-        cut = watched(run, report)
+        report = stack.enter_context(scratch.folder()) / "report" if has_report(plan) else None
+        more = ["-I", "1", "-J", str(report)] if report else []
+        run = stack.enter_context(begun(node, plan, [*words, *more], env, START_S))
+        cut = watched(run)
         run.stop()
         told = parsed(run.text())
         if report:
-            told = refined(told, report.text())
+            with contextlib.suppress(OSError):
+                told = refined(told, beginning(report))
     is_own = not (cut or run.killed)
     return Outcome(
         command=join(words),
@@ -159,20 +160,18 @@ def overheard(node: Node, plan: Plan) -> dict[str, Heard]:
     plan = Plan(**{**plan, "env": {**plan["env"], **LOUD}})
     argv, env = start_of(node, plan, 0)
     each = plan["nodes"][0][2] if plan["how"] == "alone" else 1
-    process = started_by(node, [*argv, plan["program"], *BRIEF, "-g", str(each)], env)
-    with Followed(process, HEAR_S, LOUD_KEPT) as run:
+    words = [*argv, plan["program"], *BRIEF, "-g", str(each)]
+    with begun(node, plan, words, env, HEAR_S, LOUD_KEPT) as run:
         for _ in run.texts():
             pass
     text = run.text()
     return by_host(text, hosts_of(text))
 
 
-def watched(run: Followed, report: Report | None) -> bool:
+def watched(run: Followed) -> bool:
     """Follow it to its end; True: to the size after which the next one would take too long."""
     rows, begun = 0, 0.0
     for text in run.texts():
-        if report:
-            report.seen(text)
         told = parsed(text)
         if told["at"] != "all_reduce" or (begun and len(told["sizes"]) == rows):
             continue
@@ -189,6 +188,16 @@ def next_row(told: Told) -> float:
     if not told["sizes"] or told["sizes"][-1]["bytes"] >= LAST:
         return 0.0
     return told["sizes"][-1]["ms"] / 1000 * STEP * ROUNDS
+
+
+def beginning(report: Path) -> str:
+    """Return what is in a file, as far as it is kept.
+
+    Raises:
+        OSError: there is none.
+    """
+    with report.open(encoding="utf-8", errors="replace") as file:
+        return file.read(KEPT)
 
 
 def has_report(plan: Plan) -> bool:
@@ -283,8 +292,16 @@ def by_srun(plan: Plan, ranks: int) -> list[str]:
     return [*words, "--kill-on-bad-exit=1", "--time=2"]
 
 
-def started_by(node: Node, words: Sequence[str], env: Mapping[str, str]) -> Any:
-    """Return the process of a command.
+@contextlib.contextmanager
+def begun(
+    node: Node,
+    plan: Plan,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    limit_s: float,
+    most: int = KEPT,
+) -> Iterator[Followed]:
+    """Run a command, and end it; arguments as of `Followed`.
 
     Raises:
         Absent: there is no such program.
@@ -293,7 +310,10 @@ def started_by(node: Node, words: Sequence[str], env: Mapping[str, str]) -> Any:
     program = node.which(words[0])
     if program is None:
         raise Absent(f"no program {words[0]!r}")
-    return started([program, *words[1:]], env)
+    with contextlib.ExitStack() as stack:
+        if plan["how"] == "mpirun" and FILES not in env:
+            env = {**env, FILES: str(stack.enter_context(scratch.folder()))}
+        yield stack.enter_context(Followed(started([program, *words[1:]], env), limit_s, most))
 
 
 # ---- what comes of it ------------------------------------------------------------------------

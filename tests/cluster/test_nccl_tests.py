@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -214,13 +215,30 @@ def test_a_hang(equipped: Testbed) -> None:
     assert Path(PROGRAM).name not in str([equipped.survivors(node) for node in equipped.names])
 
 
+def at_once(bed: Testbed) -> list[int]:
+    """Return the pids of the mpirun that has ranks on all nodes, once they are there."""
+    if not all(f"{PROGRAM} -b" in str(bed.survivors(node)) for node in bed.names):
+        return []
+    there = bed.machines["tb1"].processes()
+    return [pid for pid, line in there.items() if "mpirun --host" in line and PROGRAM in line]
+
+
+def test_an_mpirun_that_has_to_be_killed_leaves_no_files(equipped: Testbed) -> None:
+    equipped.play("tb3", hang="row")
+    with ThreadPoolExecutor() as pool:
+        going = pool.submit(run, equipped)
+        wait_until(lambda: at_once(equipped), "ranks of mpirun", 60)
+        equipped.machines["tb1"].run("kill", "-STOP", *map(str, at_once(equipped)))
+        report = going.result()
+    assert CHECK not in [check for check, _, _ in results(report, "pass")]
+
+
 def test_nothing_is_left_when_it_is_interrupted(equipped: Testbed) -> None:
     equipped.play("tb3", hang="row")
     inventory = equipped.inventory(ssh={"user": "root"})
     before = {node: equipped.files(node) for node in equipped.names}
     with equipped.start("run", str(inventory), "--only", CHECK) as process:
-        run_there = f"{PROGRAM} -b"
-        wait_until(lambda: run_there in str(equipped.survivors("tb3")), run_there, 60)
+        wait_until(lambda: at_once(equipped), "ranks of mpirun", 60)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     wait_until(lambda: not any(map(equipped.survivors, equipped.names)), "all has ended", 20)
@@ -239,11 +257,7 @@ def heard(bed: Testbed, node: str, **more: str) -> dict[str, str]:
 
 @pytest.fixture
 def slow(equipped: Testbed) -> Testbed:
-    """Nodes with an InfiniBand port each, and an all_reduce far below what they could carry.
-
-    Fast enough for 1 GiB not to be left out: the stand-in has ended by the time that it is, and an
-    mpirun that gets SIGTERM while it ends leaves its folder in /tmp.
-    """
+    """Nodes with an InfiniBand port each, and an all_reduce far below what they could carry."""
     for node in equipped.names:
         equipped.infiniband(node)
         equipped.play(node, gbps=40, **heard(equipped, node))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from preflight.node.followed import MEMORY, Followed, Report
+from preflight.node.followed import Followed
 from preflight.node.toolbox import started
 
 SAYS = re.compile("^writes ", re.MULTILINE)
@@ -72,32 +70,3 @@ def test_why_it_did_not_end_well(errors: str, why: str) -> None:
     run = shell(f"cat >&2 <<'END'\n{errors}\nEND\nexit 3")
     whole(run)
     assert run.why() == why
-
-
-@pytest.fixture
-def before() -> Iterator[set[Path]]:
-    found = set(Path(MEMORY).glob("preflight-*"))
-    yield found
-    assert set(Path(MEMORY).glob("preflight-*")) <= found
-
-
-def read(report: Report, script: str) -> tuple[str, Any]:
-    run = shell(script.format(report.path))
-    for text in run.texts():
-        report.seen(text)
-    run.stop()
-    return report.text(), Path(report.path).exists()
-
-
-def test_a_report_is_in_no_folder_once_it_is_written(before: set[Path]) -> None:
-    with Report(SAYS) as report:
-        assert set(Path(MEMORY).glob("preflight-*")) > before
-        script = "exec 3>{0}; echo 'writes it'; sleep 0.2; echo text >&3; echo end"
-        assert read(report, script) == ("text\n", False)
-
-
-@pytest.mark.parametrize("script", ["echo hello", "echo 'writes it'"])
-def test_a_report_that_is_not_written(script: str, before: set[Path]) -> None:
-    with Report(SAYS) as report:
-        assert read(report, script)[0] == ""
-    assert set(Path(MEMORY).glob("preflight-*")) <= before
