@@ -94,22 +94,6 @@ def test_old_versions(equipped: Testbed, version: str) -> None:
     assert "(nccl-tests before 2.17.4, 8 GPUs): busbw 50 GB/s" in summary(report, CHECK, "tb1")
 
 
-def test_by_srun_in_a_job(configured: Testbed) -> None:
-    job = configured.slurm()
-    for node in configured.names:
-        configured.nccl_tests(node, by="PMI2")
-    report = run(
-        configured,
-        launch={"env": {"SLURM_MPI_TYPE": "pmi2"}},
-        nodes=[configured.spec(node) for node in ("tb1", "tb2", "tb3")],
-        env=job,
-        under=allocation("--nodelist=tb[1-3]"),
-    )
-    assert causes(report) == []
-    assert "over 3 nodes (nccl-tests 2.19.6, NCCL 2.27.6, 6 GPUs)" in summary(report, CHECK, "tb1")
-    assert fact(report)["engine"]["command"].startswith("srun --jobid=1 --overlap ")
-
-
 def test_without_mpi_torch_does_it(equipped: Testbed) -> None:
     equipped.nccl_tests("tb2", by="")
     report = run(equipped, "auto", launch={"python": str(TORCH)})
@@ -311,6 +295,29 @@ def test_a_hang_as_one_node_bootstraps_elsewhere(slow: Testbed) -> None:
         "an all_reduce of 4 nodes does not end: in the all_reduce: no end, cut off"
     )
     assert Path(PROGRAM).name not in str([slow.survivors(node) for node in slow.names])
+
+
+def test_by_srun_in_a_job(configured: Testbed) -> None:
+    job, nodes = configured.slurm(), ("tb1", "tb2", "tb3")
+    for node in nodes:
+        configured.nccl_tests(node, by="PMI2")
+        configured.infiniband(node)
+        configured.play(node, gbps=40, **heard(configured, node))
+    configured.play("tb2", gbps=40, **heard(configured, "tb2", via="NET/IB/0"))
+    report = run(
+        configured,
+        launch={"env": {"SLURM_MPI_TYPE": "pmi2"}},
+        nodes=[configured.spec(node) for node in nodes],
+        env=job,
+        under=allocation("--nodelist=tb[1-3]"),
+        expect=ASKED,
+    )
+    assert causes(report) == [("node", CHECK, ["tb2"])]
+    assert summary(report, CHECK, "tb2") == (
+        "GPUDirect RDMA is missing: all_reduce of 1 GiB over 3 nodes "
+        "(nccl-tests 2.19.6, NCCL 2.27.6, 6 GPUs): busbw 5 GB/s, 30 GB/s are expected"
+    )
+    assert fact(report)["engine"]["command"].startswith("srun --jobid=1 --overlap ")
 
 
 def test_slow_alone_past_its_nvlinks(equipped: Testbed) -> None:
