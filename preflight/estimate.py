@@ -31,6 +31,8 @@ MUCH = 0.3
 """Share of communication from which something should be done: our own choice."""
 WORTH = 0.5
 """Of what one node does alone: a node that adds less no longer pays. Our own choice."""
+GAIN = 1.005
+"""Times as fast: less is shown as 1.00."""
 FACTORS = (2, 4, 8, 16)
 """By how much a network may be faster, or a batch larger, before one asks for something else."""
 MOST_NODES = 16384
@@ -235,15 +237,17 @@ CHANGES: Mapping[str, Callable[[Job, int], Job]] = {
 def remedies(job: Job, nodes: int) -> list[Remedy]:
     """Return what helps where communication is much, with what it gains alone; the best first.
 
-    A network is as much faster, and a batch as much larger, as it takes, up to the last factor.
+    A network is as much faster, and a batch as much larger, as it takes, or as still gains; what
+    gains nothing, as a faster network for a single node, is left out.
     """
     now = job.at(nodes)
     if now.share <= MUCH:
         return []
 
     def enough(kind: str) -> int:
-        fits = (k for k in FACTORS if CHANGES[kind](job, k).at(nodes).share <= MUCH)
-        return next(fits, FACTORS[-1])
+        shares = {k: CHANGES[kind](job, k).at(nodes).share for k in FACTORS}
+        fits = (k for k, share in shares.items() if share <= MUCH)
+        return next(fits, min(FACTORS, key=lambda k: shares[k]))
 
     ways = [(kind, enough(kind)) for kind in ("network", "accumulation")]
     ways += [("compression", factor) for factor in FACTORS[:2]]
@@ -252,5 +256,6 @@ def remedies(job: Job, nodes: int) -> list[Remedy]:
         Remedy(kind, factor, then, now.seconds / then.seconds)
         for kind, factor in ways
         for then in [CHANGES[kind](job, factor).at(nodes)]
+        if now.seconds / then.seconds >= GAIN
     ]
     return sorted(found, key=lambda remedy: -remedy.faster)

@@ -133,6 +133,14 @@ def test_no_more_is_asked_of_a_network_than_it_takes() -> None:
     assert remedies(replace(HALF, step_s=5), 2) == []
 
 
+def test_what_gains_nothing_is_no_remedy() -> None:
+    eight = Gradients(7e9, "bf16", Network(60.0, latency_us=0.0), gpus_per_node=8)
+    job = Job(eight, step_s=1.0)
+    assert "network" not in {one.kind for one in remedies(job, 1)}
+    # PCIe carries 160 Gb/s, so that a network 16 times as fast is no better than one 4 times
+    assert [one.factor for one in remedies(job, 2) if one.kind == "network"] == [4]
+
+
 def test_nodes_that_no_longer_pay() -> None:
     assert HALF.last_worth() == 1
     latent = Job(replace(SMALL, network=Network(1e5, latency_us=1000.0)), step_s=1.0)

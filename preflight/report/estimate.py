@@ -105,18 +105,18 @@ def render(estimate: Estimate, width: int, encoding: str = "utf-8") -> Text:
     gradients, nodes = estimate.gradients, estimate.nodes
     page.wrap(f"{counted(gradients.parameters)} parameters, {where(gradients, nodes)}", indent=0)
     synchronisation(page, estimate)
-    if estimate.job is None:
+    if estimate.job:
+        step(page, estimate, estimate.job)
+        scaling(page, estimate, estimate.job)
+        next_node(page, estimate.job, nodes)
+        advice(page, remedies(estimate.job, nodes))
+    elif estimate.least_step_s:
         page.blank()
         page.wrap(
             f"Communication stays below {percent(MUCH)} of the time where a step computes for"
             f" {duration(estimate.least_step_s)} or more; --step-time tells the rest.",
             indent=0,
         )
-        return page.text()
-    step(page, estimate, estimate.job)
-    scaling(page, estimate, estimate.job)
-    next_node(page, estimate.job, nodes)
-    advice(page, remedies(estimate.job, nodes))
     return page.text()
 
 
@@ -131,6 +131,9 @@ def synchronisation(page: Page, estimate: Estimate) -> None:
     gradients, nodes = estimate.gradients, estimate.nodes
     sync, size = gradients.sync(nodes), scaled(gradients.size, BYTE_UNITS, " ")
     compressed = f", compressed {three(gradients.compression)} x" * (gradients.compression != 1)
+    if not sync.seconds:
+        page.title("One GPU alone has nothing to synchronise")
+        return
     page.title(f"A synchronisation takes {duration(sync.seconds)}")
     page.wrap(f"{size} of {gradients.dtype}{compressed}", "gradients")
     if nodes > 1:
@@ -171,7 +174,8 @@ def step(page: Page, estimate: Estimate, job: Job) -> None:
     each = f", one synchronisation in {job.accumulation}" if job.accumulation > 1 else ""
     page.title(f"A step takes {duration(now.seconds)}, {percent(now.share)} of it communication")
     words = f"{duration(job.step_s)} computing{hides}{each}"
-    page.wrap(f"{words}; {how} {percent(other)} would be communication")
+    compared = f"; {how} {percent(other)} would be communication" if now.sync_s else ""
+    page.wrap(words + compared)
 
 
 def scaling(page: Page, estimate: Estimate, job: Job) -> None:
@@ -199,7 +203,9 @@ def next_node(page: Page, job: Job, nodes: int) -> None:
     page.blank()
     if now.speed_up < 1:
         page.wrap(f"{nodes:,} nodes do less than one alone.", indent=0, style="bold red")
-    words = f"Node {nodes + 1:,} would add {job.added(nodes + 1):.2f} of what one does alone. "
+    added = job.added(nodes + 1)
+    verb = "add" if added >= 0 else "take away"
+    words = f"Node {nodes + 1:,} would {verb} {abs(added):.2f} of what one does alone. "
     if last == MOST_NODES:
         words += f"Node {last:,} would still add {job.added(last):.2f}."
     elif last == 1:

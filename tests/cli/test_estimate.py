@@ -89,6 +89,21 @@ def test_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == SCREEN
 
 
+def test_one_gpu_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = ("--parameters", "7B", "--nodes", 1)
+    begins = "7B parameters, 1 node\n\nOne GPU alone has nothing to synchronise\n"
+    called(*alone)
+    assert capsys.readouterr().out == begins
+    called(*alone, "--step-time", 1)
+    assert capsys.readouterr().out == (
+        f"{begins}\nA step takes 1 s, 0 % of it communication\n   1 s computing\n\n"
+        "   nodes  sync  step  comm.  efficiency  speed-up\n"
+        "       1     0   1 s    0 %       100 %      1.00\n\n"
+        "Node 2 would take away 0.30 of what one does alone. None adds 0.5: more nodes do\n"
+        "not pay as things are.\n"
+    )
+
+
 def test_json_is_the_same_in_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(tmp_path, *EXAMPLE)
     assert found["schema"] == "preflight.estimate/1"
