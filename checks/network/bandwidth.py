@@ -202,11 +202,20 @@ def idle(facts: Mapping[str, Mesh], node: str) -> Verdict | None:
         return None
     if all(one["occupants"] for other, one in facts.items() if other != node):
         return skip("busy: all other nodes")
-    errors = [one["error"] for one in fact["drawn"].values()]
-    return unknown(
-        "no other node could be measured"
-        + (f": {SHORT.get(errors[0], errors[0])}" if errors else "")
-    )
+    errors = [*unmeasured(node, facts).values()]
+    return unknown("no other node could be measured" + (f": {errors[0]}" if errors else ""))
+
+
+def unmeasured(node: str, facts: Mapping[str, Mesh]) -> dict[str, str]:
+    """Return by other node, where it was tried, why it was not measured both ways."""
+    found = {}
+    for end, fact in facts.items():
+        tries = [facts[b]["drawn"].get(a) for a, b in ((node, end), (end, node))]
+        errors = [one["error"] if one else fact["problem"] for one in tries] if any(tries) else []
+        why = next(filter(None, errors), "")
+        if why:
+            found[end] = SHORT.get(why, why)
+    return found
 
 
 def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], right: str) -> Verdict:
@@ -214,6 +223,7 @@ def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], right
     mine = {pair: one for pair, one in measured(facts).items() if node in pair}
     judged = {pair: one for pair, one in mine.items() if tried.get(pair)}
     slow = sorted({other(pair, node) for pair in mine if tried.get(pair) is False})
+    lost = unmeasured(node, facts)
     bound = [pair for pair in mine if is_bound(mine[pair])]
     tcp = title(facts[node])
     if not judged and not slow:
@@ -225,13 +235,16 @@ def well(node: str, facts: Mapping[str, Mesh], tried: Mapping[Pair, bool], right
     worse = meanwhile(facts[node]) or fallen_short(node, facts, mine)
     if worse and not slow:
         return worse
-    met = sorted({other(pair, node) for pair in judged} - {*slow})
+    met = sorted({other(pair, node) for pair in judged} - {*slow, *lost})
     sample = of_all(len(met) + len(slow), len(facts))
     words = [f"{tcp} at {shown(judged.values())} with {some(met)}{sample}"] if met else []
     words += [f"{tcp} with {some(slow)} is slow, which is told there"] if slow else []
+    if lost:
+        why = next(iter(lost.values()))
+        words.append(f"not measured both ways with {some([*lost])}: {why}")
     if 2 * len(bound) > len(mine) or (len(judged) < len(mine) and not slow):
         words.append(f"{limiter(node, mine)} is what limits")
-    return ok("; ".join(words), details=(method(facts[node]),))
+    return (ok if met or slow else unknown)("; ".join(words), details=(method(facts[node]),))
 
 
 def title(fact: Mesh) -> str:

@@ -30,6 +30,7 @@ from preflight.node.mesh import (
     in_words,
     message,
     noting,
+    of_others,
 )
 from preflight.node.pairs import (
     Culprit,
@@ -102,7 +103,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
             )
             for node, others in goes.items()
         }
-        replies = fleet.map(dial_all, targets, DIALS_S)
+        replies = of_others(fleet, dial_all, targets, DIALS_S)
     for node, reply in replies.items():
         facts[node]["answers"] = reply.value or {}
         facts[node]["problem"] = message(reply)
@@ -139,8 +140,8 @@ def of_node(
         return failure(node, rows[node], facts)
     if not facts[node]["ports"]:
         return unknown("no random port could be opened, so no other node could dial it")
-    # Who opened no port was not dialled: where it gets through, nothing is known of the way back.
-    there = {one for one, fact in facts.items() if fact["ports"]}
+    # Who opened no port, or tells of no dials: where one way works, nothing is known of the other.
+    there = {one for one, fact in facts.items() if fact["ports"] and fact["answers"]}
     known = {pair: good for pair, good in tried.items() if not good or there.issuperset(pair)}
     return well(node, known, len(facts))
 
@@ -153,7 +154,7 @@ def well(node: str, tried: Mapping[Pair, bool], count: int) -> Verdict:
             other = pair[1] if pair[0] == node else pair[0]
             met[other] = good and met.get(other, True)
     if not met:
-        return unknown("no other node could be dialled")
+        return unknown("no other node could be dialled both ways")
     bad = sorted(other for other, good in met.items() if not good)
     sample = of_all(len(met), count)
     if bad:

@@ -84,7 +84,7 @@ def compare(facts: Mapping[str, Chosen], want: Want) -> dict[str, Verdict]:
     return {
         node: unknown(fact["problem"])
         if not fact["network"]
-        else gravest(found[node] or [well(node, fact, want)])
+        else gravest(found[node] or [well(node, fact, facts, want)])
         for node, fact in facts.items()
     }
 
@@ -96,19 +96,21 @@ def gravest(found: Sequence[Verdict]) -> Verdict:
     return replace(worst, details=(*worst.details, *rest))
 
 
-def well(node: str, fact: Chosen, want: Want) -> Verdict:
+def well(node: str, fact: Chosen, facts: Mapping[str, Chosen], want: Want) -> Verdict:
     """Return the verdict of a node whose choices are right, as far as this check tells."""
     words = "; ".join(f"{by} would use {places(found)}" for by, found in by_whom(fact["choices"]))
     if len(want.nodes) == 1:
         return skip(f"one node alone: {words}")
     if fact["problem"] or not fact["answers"]:
         return unknown(fact["problem"] or "no other node could be dialled")
+    if all(node not in one["answers"] for one in facts.values()):
+        return unknown("no other node tells whether it reaches it")
     met = {b: [*got.values()] for b, got in fact["answers"].items()}
     bad = [b for b, got in met.items() if not any(map(is_well, got))]
     rest = f"; to {some(bad)} there is no way, which is told elsewhere" if bad else ""
     sample = of_all(len(met), len(want.nodes))
-    said = ok(f"{words}{f'; dialled {len(met)} nodes{sample}' if sample else ''}{rest}")
-    return noting(said, met)
+    asked = f"; dialled {len(met)} nodes{sample}" if sample else ""
+    return noting(ok(words + asked + rest), met)
 
 
 def by_whom(found: Iterable[Choice]) -> list[tuple[str, list[Choice]]]:
@@ -139,11 +141,8 @@ def by_itself(fact: Chosen, want: Want) -> list[Verdict]:
 
 def unmade(one: Choice) -> Verdict:
     """Return the failure of a choice that cannot be made."""
-    name_it = (
-        NAME_IT
-        if one["by"] == NCCL
-        else "set {} to an interface that is here".format(NAMES[one["by"]])
-    )
+    variable = NAMES.get(one["by"])
+    name_it = f"set {variable} to an interface that is here" if variable else NAME_IT
     words = one["problem"] if one["by"] == NCCL else "{by}: {problem}".format(**one)
     return fail(words, fix=name_it, reproduce="ip -brief address")
 

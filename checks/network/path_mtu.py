@@ -25,7 +25,7 @@ from typing import Mapping, Sequence
 
 from preflight.api import Check, Fleet, Reply, Verdict, Want, fail, ok, skip, some, unknown, warn
 from preflight.node.launch import wanted
-from preflight.node.mesh import addresses, message, noting
+from preflight.node.mesh import addresses, message, noting, of_others
 from preflight.node.pairs import (
     Culprit,
     Pair,
@@ -93,7 +93,7 @@ def exercise(fleet: Fleet, want: Want) -> dict[str, Mesh]:
             node: (goals(node, others, facts, ports), *secrets)
             for node, others in partners(list(ports), want.launch.get("master", "")).items()
         }
-        replies = fleet.map(passages, targets, LIMIT_S + 5)
+        replies = of_others(fleet, passages, targets, LIMIT_S + 5)
     for node, reply in replies.items():
         facts[node]["passages"] = reply.value or {}
         facts[node]["problem"] = message(reply)
@@ -159,7 +159,9 @@ def well(node: str, facts: Mapping[str, Mesh], results: Mapping[Pair, str]) -> V
     """Return the verdict of a node that is not to blame for what does not pass."""
     mine = {pair: result for pair, result in results.items() if node in pair}
     bad = {other(pair, node) for pair, result in mine.items() if result not in (OK, UNFINISHED)}
-    good = {pair for pair, result in mine.items() if result == OK and not {*pair} & bad}
+    aside = bad | {other(pair, node) for pair, result in mine.items() if result == UNFINISHED}
+    aside |= {n for n, fact in facts.items() if not fact["passages"]}  # of one way nothing is known
+    good = {pair for pair, result in mine.items() if result == OK and not {*pair} & aside}
     rest = (
         f"; those to or from {some([n for n in facts if n in bad])} do not, which is told there"
         if bad

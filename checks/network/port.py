@@ -47,6 +47,7 @@ from preflight.node.mesh import (
     in_words,
     message,
     noting,
+    of_others,
 )
 from preflight.node.net import interfaces, meeting_address
 from preflight.node.pairs import Placed, blame, partners, present, stricken, told
@@ -144,7 +145,7 @@ def try_others(fleet: Fleet, want: Want, reach: Mapping[str, Reach]) -> None:
             for node, others in partners([*known], master).items()
         }
         dialling = {node: (*to, *secrets) for node, to in targets.items() if to[0]}
-        for node, reply in fleet.map(dial_all, dialling, DIAL_S).items():
+        for node, reply in of_others(fleet, dial_all, dialling, DIAL_S).items():
             reach[node]["others"] = reply.value or {}
 
 

@@ -12,7 +12,7 @@ from typing import Any, Mapping, NamedTuple, Sequence, TypedDict
 from preflight.api import Fleet, Reply, Want, majority
 from preflight.node.choice import NAMES, NCCL, Choice, choices, choices_by_name, dialled
 from preflight.node.launch import wanted
-from preflight.node.mesh import DIALS_S, Answer, dial_all, hold, in_words, message
+from preflight.node.mesh import DIALS_S, Answer, dial_all, hold, in_words, message, of_others
 from preflight.node.net import INNER, Interface, Network, reachable
 from preflight.node.pairs import Culprit, Pair, partners
 from preflight.node.ports import NO_ROUTE, OK
@@ -71,11 +71,11 @@ def dial(fleet: Fleet, launch: Mapping[str, Any], facts: dict[str, Chosen]) -> N
                 ports[node] = [port for port in one.ready["ports"] if port]
         goes = partners([node for node in facts if ports.get(node)], launch["master"])
         wide = {a: {b: dialled(facts[b]["choices"]) for b in others} for a, others in goes.items()}
-        for a, reply in fleet.map(dial_all, packed(wide, ports, secrets), DIALS_S).items():
+        for a, reply in of_others(fleet, dial_all, packed(wide, ports, secrets), DIALS_S).items():
             facts[a]["answers"] = unpacked(reply)
             facts[a]["problem"] = facts[a]["problem"] or message(reply)
         again = {a: others for a in goes for others in [further(facts[a], facts)] if others}
-        for a, reply in fleet.map(dial_all, packed(again, ports, secrets), DIALS_S).items():
+        for a, reply in of_others(fleet, dial_all, packed(again, ports, secrets), DIALS_S).items():
             for b, answers in unpacked(reply).items():
                 facts[a]["answers"][b].update(answers)
 
@@ -104,9 +104,10 @@ def packed(
 def unpacked(reply: Reply) -> dict[str, dict[str, Answer]]:
     """Return what came of such a call, by node and address."""
     found: dict[str, dict[str, Answer]] = {}
-    for words, (answer, *_) in (reply.value or {}).items():
-        node, address = words.split(" ")
-        found.setdefault(node, {})[address] = answer
+    for words, got in (reply.value or {}).items():
+        node, _, address = words.partition(" ")
+        for answer in got[:1]:
+            found.setdefault(node, {})[address] = answer
     return found
 
 

@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from dataclasses import replace
-from typing import Any, Mapping, Sequence, TypedDict
+from typing import Any, Callable, Container, Mapping, Sequence, TypedDict
 
 from preflight.api import (
     Address,
@@ -58,6 +58,8 @@ from preflight.node.ports import (
 
 IN_FLIGHT = 128
 """Connections that a node has under way at once: far below the usual limit of 1,024 descriptors."""
+SHOWN = 60
+"""Characters of a name that makes no sense."""
 DIALS_S = 2 * (3 * CONNECT_S + ECHO_S) + 5
 """For all dials of a node: three times as many as are under way at once, all silent, twice."""
 
@@ -357,6 +359,31 @@ def addresses(fleet: Fleet, want: Want) -> tuple[dict[str, str], dict[str, str],
         else:
             problems[node] = message(reply) or "it has no address that other nodes could use"
     return known, subnets, problems
+
+
+def of_others(
+    fleet: Fleet, function: Callable[..., Any], asked: Mapping[str, Sequence[Any]], limit_s: float
+) -> dict[str, Reply]:
+    """Run on several nodes a function that tells of other nodes, by name; never raises.
+
+    Args:
+        fleet: the nodes.
+        function: what is run.
+        asked: its arguments by node; the first has the others by name.
+        limit_s: how long it may take.
+    """
+    replies = fleet.map(function, asked, limit_s)
+    return {node: of_asked(reply, asked[node][0]) for node, reply in replies.items()}
+
+
+def of_asked(reply: Reply, others: Container[str]) -> Reply:
+    """Return a reply, as a problem where it tells of what was not asked about."""
+    strange = next((name for name in reply.value or () if name not in others), None)
+    if strange is None:
+        return reply
+    words = f"it tells of {strange[:SHOWN]!r}, which was not asked about"
+    problem = {"kind": "garbled", "message": f"its answer cannot be understood: {words}"}
+    return Reply(None, problem, reply.seconds)
 
 
 def message(reply: Reply) -> str:

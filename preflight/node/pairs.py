@@ -137,13 +137,14 @@ class Culprit(NamedTuple):
     """Who; of a pair or way both ends, of a group its members."""
     pairs: frozenset[Pair]
     """The bad pairs that it explains."""
-    subnet: str = ""
-    """Of a group, the one that all of its members are in and nobody else; empty without one."""
+    place: str = ""
+    """Of a group, what all of its members are in or at and nobody else: a subnet, else a switch;
+    empty without one."""
 
     @property
     def members(self) -> str:
         """In words, who they are, and what they have in common."""
-        return some(self.nodes) + (f" (the nodes of {self.subnet})" if self.subnet else "")
+        return some(self.nodes) + (f" (the nodes of {self.place})" if self.place else "")
 
 
 class Placed(TypedDict, total=False):
@@ -151,6 +152,8 @@ class Placed(TypedDict, total=False):
 
     subnet: str
     """Of its address; empty or left out where the netmask is not known."""
+    switch: str
+    """That it is wired to; of a bond there may be several. Empty or left out: not known."""
 
 
 def blame(
@@ -171,17 +174,24 @@ def blame(
     while left:
         # The first of equals: the least is claimed that will do.
         best = max(candidates, key=lambda one: len(one.pairs & left) - one.against(bad))
-        subnet = common(best.nodes, facts) if best.kind == "group" else ""
-        found.append(Culprit(best.kind, best.nodes, frozenset(best.pairs & left), subnet))
+        place = common(best.nodes, facts) if best.kind == "group" else ""
+        found.append(Culprit(best.kind, best.nodes, frozenset(best.pairs & left), place))
         left -= best.pairs
     return found
 
 
 def common(nodes: Sequence[str], facts: Mapping[str, Placed]) -> str:
-    """Return the subnet that all of these nodes are in and no other, empty without one."""
+    """Return the subnet, else the switch, that these nodes share and no other; empty: neither."""
     subnets = {node: fact.get("subnet", "") for node, fact in facts.items()}
-    found = {subnets.get(node, "") for node in nodes}
-    others = {subnet for node, subnet in subnets.items() if node not in nodes}
+    wired = {node: fact.get("switch", "") for node, fact in facts.items()}
+    switch = only(nodes, wired)
+    return only(nodes, subnets) or (f"switch {switch}" if switch else "")
+
+
+def only(nodes: Sequence[str], places: Mapping[str, str]) -> str:
+    """Return the place that all of these nodes are at and no other, empty without one."""
+    found = {places.get(node, "") for node in nodes}
+    others = {place for node, place in places.items() if node not in nodes}
     return found.pop() if len(found) == 1 and not found & others else ""
 
 
@@ -239,24 +249,28 @@ def groups(tried: Mapping[Pair, bool], nodes: Sequence[str]) -> list[set[str]]:
 
 
 def stricken(culprits: Sequence[Culprit], nodes: Sequence[str]) -> dict[str, Culprit]:
-    """Return by node the gravest culprit that its row is about; of a pair the first end alone."""
+    """Return by node the gravest culprit that its row is about.
+
+    A pair has one row: its first end's, or the other's where the first is about another culprit.
+    """
     found: dict[str, Culprit] = {}
     for culprit in culprits:
-        on = culprit.nodes[:1] if culprit.kind in ("pair", "way") else culprit.nodes
-        for node in on:
-            found.setdefault(node, culprit)
+        free = [node for node in culprit.nodes if node not in found]
+        for node in free[:1] if culprit.kind in ("pair", "way") else free:
+            found[node] = culprit
     return {node: found[node] for node in nodes if node in found}
 
 
 def told(culprit: Culprit, node: str, verb: str = "reach") -> str:
     """Return in words what is wrong with the pairs of a culprit, for the row of a node."""
     others: list[str] = [one for one in culprit.nodes if one != node]
+    start, end = ends(culprit, node)
     return {
         "node": f"it and the other nodes do not {verb} each other",
         "out": f"it does not {verb} the other nodes",
         "in": f"the other nodes do not {verb} it",
         "pair": f"it and {some(others)} do not {verb} each other",
-        "way": f"it does not {verb} {some(others)}",
+        "way": f"{start} does not {verb} {end}",
         "group": f"{culprit.members} {verb} each other and none of the other nodes",
         "cluster": f"the nodes do not {verb} each other",
     }[culprit.kind]
@@ -265,15 +279,22 @@ def told(culprit: Culprit, node: str, verb: str = "reach") -> str:
 def between(culprit: Culprit, node: str) -> str:
     """Return in words which way the pairs of a culprit go, for the row of a node."""
     others = some([one for one in culprit.nodes if one != node])
+    start, end = ends(culprit, node)
     return {
         "node": "between it and the other nodes",
         "out": "from it to the other nodes",
         "in": "from the other nodes to it",
         "pair": f"between it and {others}",
-        "way": f"from it to {others}",
+        "way": f"from {start} to {end}",
         "group": f"between {culprit.members} and the other nodes",
         "cluster": "between the nodes",
     }[culprit.kind]
+
+
+def ends(culprit: Culprit, node: str) -> tuple[str, str]:
+    """Return in words where the pairs of a culprit begin and end that is one way of a pair."""
+    first, last = ("it" if one == node else one for one in (culprit.nodes[0], culprit.nodes[-1]))
+    return first, last
 
 
 def about(culprit: Culprit, node: str, count: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from preflight.api import Fleet, Reply, Want
-from preflight.node.mesh import addresses, hold, message
+from preflight.node.mesh import addresses, hold, message, of_others
 from preflight.node.pairs import Pair, Placed, partners
 from preflight.node.path import LIMIT_S as GREET_S
 from preflight.node.trips import LIMIT_S, Trips, connects, round_trips, series
@@ -118,7 +118,7 @@ class Talks:
         goes = partners(order, master)
         ways = {node: in_turn(node, goes, order) for node in goes}
         asked = {node: (self.to(others), *self.secrets) for node, others in ways.items()}
-        replies = self.fleet.map(round_trips, asked, GREET_S + LIMIT_S + 5)
+        replies = of_others(self.fleet, round_trips, asked, GREET_S + LIMIT_S + 5)
         for node, reply in replies.items():
             self.facts[node]["trips"] = reply.value or {}
             self.facts[node]["problem"] = message(reply)
@@ -148,7 +148,7 @@ class Talks:
     def series(self, which: Mapping[str, Sequence[str]], count: int) -> dict[str, dict[str, Trips]]:
         """Return what comes of so many datagrams to each."""
         asked = {node: (self.to(others), *self.secrets, count) for node, others in which.items()}
-        replies = self.fleet.map(series, asked, LIMIT_S + 5)
+        replies = of_others(self.fleet, series, asked, LIMIT_S + 5)
         return {node: reply.value or {} for node, reply in replies.items()}
 
     def to(self, others: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -169,7 +169,7 @@ class Talks:
                 node: ({o: (self.doors[o][0], ports[o]) for o in others if o in ports}, *secrets)
                 for node, others in which.items()
             }
-            for node, reply in self.fleet.map(connects, targets, LIMIT_S + 5).items():
+            for node, reply in of_others(self.fleet, connects, targets, LIMIT_S + 5).items():
                 keep(self.facts[node]["trips"], reply.value or {})
 
 
@@ -236,7 +236,7 @@ def times(facts: Mapping[str, Mesh]) -> dict[Pair, Took]:
     found: dict[Pair, list[list[int]]] = {}
     for a, fact in facts.items():
         for b, one in fact["trips"].items():
-            if one["times_us"]:
+            if len(one["times_us"]) == len(Took._fields):
                 for pair in ((a, b), (b, a)):
                     found.setdefault(pair, []).append(one["times_us"])
     return {

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from preflight.api import Reply
 from preflight.node.child import Opened
 from preflight.node.icmp import ERROR, ICMP, ICMP6, offender, turned_away
 from preflight.node.mesh import (
@@ -22,6 +23,7 @@ from preflight.node.mesh import (
     dial_all,
     hold,
     in_words,
+    of_asked,
 )
 from preflight.node.toolbox import Toolbox
 
@@ -216,6 +218,19 @@ def test_icmp(data: list[bytes], expected: tuple[str, str]) -> None:
 
 def test_an_offender_of_no_kind() -> None:
     assert offender(b"") == offender(b"\x01") == offender(struct.pack("=H", 99) + b"x" * 30) == ""
+
+
+def test_who_tells_of_what_was_not_asked_makes_no_sense() -> None:
+    sound = Reply({"a": [], "b": []})
+    assert of_asked(sound, {"a": 1, "b": 2, "c": 3}) is sound
+    silent = Reply(None, {"kind": "timeout", "message": "no answer within 10 s"})
+    assert of_asked(silent, {}) is silent
+    assert of_asked(sound, ["a"]).value is None
+    assert of_asked(Reply({"b" * 100: []}), ["a"]).problem == {
+        "kind": "garbled",
+        "message": "its answer cannot be understood:"
+        f" it tells of '{'b' * 60}', which was not asked about",
+    }
 
 
 def test_words() -> None:

@@ -113,7 +113,7 @@ def test_a_group_is_named_by_what_it_alone_has(
 def test_what_is_no_group_has_no_name() -> None:
     tried = mesh(list("abcd"), of("node", ("a",), mesh(list("abcd"), set())))
     (culprit,) = blame(tried, {"a": Placed(subnet="10.1.2.0/24")})
-    assert (culprit.kind, culprit.subnet) == ("node", "")
+    assert (culprit.kind, culprit.place) == ("node", "")
 
 
 def test_a_node_that_fails_most_of_the_time() -> None:
@@ -239,13 +239,17 @@ def test_rows_and_words() -> None:
         Culprit("pair", ("a", "c"), frozenset()),
         Culprit("way", ("d", "b"), frozenset()),
         Culprit("way", ("d", "a"), frozenset()),
+        Culprit("way", ("d", "e"), frozenset()),
     ]
     rows = stricken(culprits, list("abcde"))
     assert {node: told(culprit, node) for node, culprit in rows.items()} == {
         "a": "it and c do not reach each other",
         "b": "it and the other nodes do not reach each other",
         "d": "it does not reach b",
+        "e": "d does not reach it",
     }
+    assert between(rows["d"], "d") == "from it to b"
+    assert between(rows["e"], "e") == "from d to it"
 
 
 def test_a_sample_is_said_to_be_one() -> None:
