@@ -123,11 +123,27 @@ def merged(roots: Iterable[Cell]) -> list[Cause]:
     """Return causes; cells that say the same of several nodes become one."""
     causes: dict[str, Cause] = {}
     for cell in roots:
-        verdict = cell.verdict
-        said = [verdict.observed, verdict.expected, verdict.fix]
-        if verdict.observed is None:
-            said.append(verdict.summary.replace(cell.node, "NODE"))
-        together = verdict.scope == "cluster"
-        key = json.dumps([cell.check.id, verdict.scope, None if together else said], default=str)
-        causes.setdefault(key, Cause(verdict.scope, cell.check, [])).cells.append(cell)
-    return list(causes.values())
+        keys = said(cell)
+        new = Cause(cell.verdict.scope, cell.check, [])
+        cause = next((causes[key] for key in keys if key in causes), new)
+        cause.cells.append(cell)
+        for key in keys:
+            causes.setdefault(key, cause)
+    return list({id(cause): cause for cause in causes.values()}.values())
+
+
+def said(cell: Cell) -> list[str]:
+    """Return what a cell says, in one way or more; it is one with those that say any of it too.
+
+    Of pairs those are one that are of several nodes with the same other, or of the same nodes.
+    """
+    verdict = cell.verdict
+    words = [verdict.observed, verdict.expected, verdict.fix]
+    if verdict.observed is None:
+        words.append(verdict.summary.replace(cell.node, "NODE"))
+    ways: list[object] = [words]
+    if verdict.scope == "cluster":
+        ways = [None]
+    elif verdict.scope == "pair":
+        ways = [[words, sorted(who)] for who in (verdict.peers, about(cell))]
+    return [json.dumps([cell.check.id, verdict.scope, one], default=str) for one in ways]

@@ -154,6 +154,23 @@ def test_nodes_that_say_the_same_are_one_cause(tmp_path: Path) -> None:
     ]
 
 
+def test_pairs_are_one_cause_by_the_other_end_or_by_both(tmp_path: Path) -> None:
+    path = simple(tmp_path, "network.path_mtu")
+
+    def pair(node: str, *peers: str) -> Cell:
+        return cell(path, node, observed=1400, scope="pair", peers=peers)
+
+    assert short(find([pair("a", "b"), pair("c", "a"), pair("d", "e"), pair("e", "d")])) == [
+        ("pair", ["d", "e"], "network.path_mtu", []),
+        ("pair", ["a", "b"], "network.path_mtu", []),
+        ("pair", ["c", "a"], "network.path_mtu", []),
+    ]
+    assert short(find([pair("b", "a"), pair("c", "a"), pair("d", "c")])) == [
+        ("pair", ["b", "c", "a"], "network.path_mtu", []),
+        ("pair", ["d", "c"], "network.path_mtu", []),
+    ]
+
+
 def test_chains_end_at_their_start(tmp_path: Path) -> None:
     first = simple(tmp_path, "g.first", "g.second")
     second = simple(tmp_path, "g.second", "g.third")
