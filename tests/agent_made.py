@@ -107,7 +107,7 @@ def wait_until(
     holds: Callable[[], Any], what: Callable[[], str] = lambda: "it did not come to be"
 ) -> None:
     """Wait until something holds."""
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < limit, what()
         select.select([], [], [], 0.01)

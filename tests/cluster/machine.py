@@ -71,7 +71,7 @@ wait
 """
 
 
-def wait_until(holds: Callable[[], Any], what: str, limit_s: float = 10) -> None:
+def wait_until(holds: Callable[[], Any], what: str, limit_s: float = 60) -> None:
     """Poll until something holds.
 
     Raises:

@@ -23,7 +23,7 @@ TORCHRUN = TORCH.with_name("torchrun")
 NODES = ("tb1", "tb2")
 JOB = "/tmp/job"
 LIMIT_S = 100
-SHORT_S, LONG_S = 6, 60
+SHORT_S, LONG_S = 12, 60
 """After which ranks give each other up: where that is the fault, and where another one is."""
 HIGH = "30000-65535"
 TRAIN = """
