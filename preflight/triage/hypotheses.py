@@ -21,6 +21,8 @@ SHADOWED = 0.5
 FIRST = 0.05
 """More confidence in what the first error of all tells."""
 MOST = 0.99
+BESIDE = 0.75
+"""At most, of what is not the likeliest: only one of them has ended the job."""
 RAISED_BY_PROGRAM = "job.python_error"
 EVIDENCE = 5
 """Lines of a hypothesis."""
@@ -52,7 +54,7 @@ def hypotheses(story: Story, families: Sequence[Family]) -> list[Hypothesis]:
     findings = [*of_rules(story)]
     for family in families:
         findings += family.find(story)
-    first_error = first([*story.events(Kind.CAUSE, Kind.SYMPTOM)])
+    first_error = first(story.faults())
     merged = explained([merge(story, found) for found in by_cause(findings)])
     enough = any(one.kind is Kind.CAUSE for one in merged)
     ranked = []
@@ -63,7 +65,11 @@ def hypotheses(story: Story, families: Sequence[Family]) -> list[Hypothesis]:
         if first_error in one.evidence:
             confidence += FIRST
         ranked.append(replace(one, confidence=round(min(MOST, confidence), 2)))
-    return sorted(ranked, key=lambda one: (-one.confidence, place(one)))
+    ranked.sort(key=lambda one: (-one.confidence, place(one)))
+    return [
+        *ranked[:1],
+        *(replace(one, confidence=min(one.confidence, BESIDE)) for one in ranked[1:]),
+    ]
 
 
 def explained(found: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -91,9 +97,8 @@ def place(one: Hypothesis) -> tuple[str, int]:
 def of_rules(story: Story) -> Iterable[Finding]:
     """Yield what single lines tell, once for each rule and each way in which it says it."""
     found: dict[tuple[int, str], list[Seen]] = {}
-    harmless = story.lived_through()
-    for seen in story.events(Kind.SYMPTOM, Kind.CAUSE):
-        if seen.rule.cause and (seen.file, seen.line) not in harmless:
+    for seen in story.faults():
+        if seen.rule.cause:
             found.setdefault((id(seen.rule), filled(seen.rule.says, seen, story)), []).append(seen)
     for (_, says), lines in found.items():
         lines.sort(key=lambda seen: (seen.file, seen.order))
@@ -120,10 +125,8 @@ class Told(dict[str, Any]):
 
 def filled(text: str, seen: Seen, story: Story) -> str:
     """Return a rule's text with what its line has told in place of `{name}`."""
-    who = story.whose(seen.who)
-    where = f"rank {who.rank}" if who.rank is not None else who.node or "a rank"
-    node = story.node_of(who)
-    told = Told(seen.told, who=where, node=node or "its node")
+    node = story.node_of(seen.who) or "its node"
+    told = Told(seen.told, who=story.called(seen.who), node=node)
     return Formatter().vformat(text, (), told)
 
 
@@ -181,7 +184,7 @@ def unique(lines: Iterable[Seen]) -> list[Seen]:
 
 def stage(story: Story) -> str:
     """Return how far the job was when it failed, or how far it came; empty if nothing tells."""
-    error = first([*story.events(Kind.SYMPTOM, Kind.CAUSE)])
+    error = first(story.faults())
     if error and error.rule.stage:
         return filled(error.rule.stage, error, story)
     best: tuple[int, Seen | None] = (-1, None)

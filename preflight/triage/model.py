@@ -168,8 +168,8 @@ def triage(
         flaws: what of them could not be.
     """
     story, ranked = last_that_failed(stories, families)
-    errors = [*story.events(Kind.SYMPTOM, Kind.CAUSE)] or [*story.events(Kind.CONSEQUENCE)]
-    error = first(errors)
+    told = ranked[0].evidence if ranked else story.faults(Kind.CONSEQUENCE)
+    error = first(story.faults() or told)
     return Triage(
         headline=headline(story, ranked),
         stage=stage(story) or None,
@@ -198,7 +198,7 @@ def headline(story: Story, ranked: Sequence[Hypothesis]) -> str:
         return NOT_KNOWN
     if ranked:
         return ranked[0].says
-    if any(True for _ in story.events(Kind.CONSEQUENCE)):
+    if story.faults(Kind.CONSEQUENCE):
         return "ranks were ended by others; what ended the first of them is not in these logs"
     return NO_FAULT
 
@@ -235,13 +235,8 @@ def of_hypothesis(one: Hypothesis, story: Story) -> Cause:
 
 def peers(one: Hypothesis, story: Story) -> list[str]:
     """Return whom the lines of a hypothesis tell of beside those who wrote them."""
-    owners = {
-        seen.told["address"]: story.node_of(who)
-        for who, seen in story.stated("address").items()
-        if seen.rule.kind is Kind.FACT  # a fault tells the address of another
-    }
-    told = [seen.told["address"] for seen in one.evidence if seen.told.get("address")]
-    named = dict.fromkeys(owners.get(address) or address for address in told)
+    told = dict.fromkeys(a for seen in one.evidence if (a := seen.told.get("address")))
+    named = dict.fromkeys(map(story.node_at, told))
     return [printable(name) for name in named if name not in one.nodes]
 
 

@@ -60,6 +60,45 @@ class Rule:
     source: str = ""
 
 
+SURE = 0.93
+"""Confidence in what says plainly what ended a job."""
+
+
+def cause(
+    pattern: str,
+    name: str,
+    says: str,
+    fix: str,
+    source: str,
+    *,
+    confidence: float = SURE,
+    kind: Kind = Kind.CAUSE,
+    checks: tuple[str, ...] = (),
+    confirm: str = "",
+    stage: str = "",
+    refine: Callable[[Mapping[str, str]], Mapping[str, str] | None] | None = None,
+) -> Rule:
+    """Return a rule of a line that is enough to end a job.
+
+    The arguments are those of `Rule`; `name` is its cause, and if that is a check, `confirm` is to
+    run it where nothing else is given.
+    """
+    run = "" if name.startswith("job.") else f"preflight run --only {name}"
+    return Rule(
+        pattern,
+        kind,
+        cause=name,
+        says=says,
+        confidence=confidence,
+        fix=fix,
+        confirm=confirm or run,
+        checks=checks,
+        stage=stage,
+        refine=refine,
+        source=source,
+    )
+
+
 RAISED = Rule(
     pattern="",
     kind=Kind.SYMPTOM,

@@ -187,6 +187,12 @@ class Story:
         )
         return {line for line, by_rank in found.items() if by_rank or not failed}
 
+    def faults(self, *kinds: Kind) -> list[Seen]:
+        """Return the kept lines that no rank lived through: symptoms and causes, or of `kinds`."""
+        harmless = self.lived_through()
+        seen = self.events(*kinds or (Kind.SYMPTOM, Kind.CAUSE))
+        return [one for one in seen if (one.file, one.line) not in harmless]
+
     def stated(self, fact: str) -> dict[Who, Seen]:
         """Return the line in which each has stated a fact; `line.told[fact]` is its value."""
         return {
@@ -204,7 +210,7 @@ class Story:
             rank = self._rank(found, who)
             if rank and (rank.last is None or seen.order > rank.last.order):
                 rank.last = seen
-        for seen in self.events(Kind.CONSEQUENCE, Kind.SYMPTOM, Kind.CAUSE):
+        for seen in self.faults(Kind.CONSEQUENCE, Kind.SYMPTOM, Kind.CAUSE):
             rank = self._rank(found, seen.who)
             if rank and (rank.first_error is None or earlier(seen, rank.first_error)):
                 rank.first_error = seen
@@ -227,6 +233,22 @@ class Story:
         return next(
             (node for (node, _), rank in self._rank_of.items() if rank == who.rank and node), ""
         )
+
+    def called(self, who: Who) -> str:
+        """Return what people call a rank, or of what is known of it, the most telling."""
+        who = self.whose(who)
+        if who.rank is not None:
+            return f"rank {who.rank}"
+        return who.node or (f"the process of {who.folder}" if who.folder else "a rank")
+
+    def node_at(self, address: str) -> str:
+        """Return the node that has stated an address, or the address."""
+        owners = {
+            seen.told["address"]: self.node_of(who)
+            for who, seen in self.stated("address").items()
+            if seen.rule.kind is Kind.FACT  # a fault tells the address of another
+        }
+        return owners.get(address) or address
 
     def is_last(self, seen: Seen) -> bool:
         """Whether nothing follows a line in its file."""

@@ -9,6 +9,7 @@ A file is a log with a head of `#: KEY: VALUE` lines, as `preflight triage --sav
     never    causes that are not to be in first place
     ranks    whom the first hypothesis names
     says     words that stand in its summary
+    first    words that stand in the line of the first error
     nccl     the version of the start-up output that the lines are put into
     world    how many ranks there are; 0: the lines are taken as they are
     needs    `start-up`: the lines alone do not say who else there is

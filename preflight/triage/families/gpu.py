@@ -179,6 +179,19 @@ RULES = (
         source="NCCL transport/nvls.cc since 2.17",
     ),
     Rule(
+        r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory",
+        Kind.SYMPTOM,
+        cause="gpu.nvlink",
+        says="{who} cannot bind NVLink SHARP memory: an NVLink of {node} may be in a bad state, "
+        "which tests of single GPUs do not show",
+        confidence=0.5,
+        fix=DRAIN,
+        confirm="all_reduce_perf -g 8 on {node}, nvidia-smi nvlink -s",
+        checks=("collective.local",),
+        stage="transport setup",
+        source="NCCL transport/nvls.cc since 2.17; NVIDIA/DCGM#304",
+    ),
+    Rule(
         r"fabric manager NVIDIA GPU driver interface version (?P<fabric>[\d.]{1,20}) don.t match "
         r"with driver version (?P<driver>[\d.]{1,20})",
         Kind.CAUSE,

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 
 from preflight.triage.family import Finding
 from preflight.triage.prefix import Who
-from preflight.triage.rule import FOLLOWED, RAISED, WENT_ON, Kind, Rule
+from preflight.triage.rule import FOLLOWED, RAISED, SURE, WENT_ON, Kind, Rule, cause
 from preflight.triage.story import Seen, Story, first
 
 OOM = "job.out_of_memory"
 CRASHED = "job.rank_crashed"
 TIME = "job.time_limit"
 PREEMPTED = "job.preempted"
-SURE, LIKELY = 0.93, 0.85
+LIKELY = 0.85
 HOST_MEMORY = (
     "fewer data loader workers, a smaller batch or prefetch, or more memory for the job "
     "(Slurm --mem, the container's memory limit)"
@@ -27,34 +27,6 @@ SEE_KERNEL = "on {node}: dmesg -T | grep -i -E 'oom|killed process'"
 SEE_SEGFAULT = "on {node}: dmesg -T | grep -i segfault; run again with PYTHONFAULTHANDLER=1"
 MORE_TIME = "ask for more time, or write a checkpoint before the limit and continue from it"
 AGAIN = "start it again from its last checkpoint"
-
-
-def cause(
-    pattern: str,
-    name: str,
-    says: str,
-    fix: str,
-    source: str,
-    *,
-    confidence: float = SURE,
-    confirm: str = "",
-    checks: tuple[str, ...] = (),
-    kind: Kind = Kind.CAUSE,
-) -> Rule:
-    """Return a rule of a line that is enough to end a job."""
-    return Rule(
-        pattern,
-        kind,
-        cause=name,
-        says=says,
-        confidence=confidence,
-        fix=fix,
-        confirm=confirm,
-        checks=checks,
-        source=source,
-    )
-
-
 IN_USE = r"has (\d{1,9}(?:\.\d{1,3})?) (GiB|MiB) memory in use"
 OWN = re.compile(r"this process " + IN_USE)
 ANOTHER = re.compile(r"Process (\d{1,9}) " + IN_USE)

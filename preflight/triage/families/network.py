@@ -281,12 +281,10 @@ def find(story: Story) -> Iterator[Finding]:
     seen = stuck[0]
     address = seen.told.get("address", "")
     told = meaning({"address": address or "another rank", **seen.told})
-    who = story.whose(seen.who)
-    name = f"rank {who.rank}" if who.rank is not None else who.node or "a rank"
     yield Finding(
         cause=told["cause"],
         kind=Kind.SYMPTOM,
-        says=f"{name} tried again and again to connect: it {told['means']}",
+        says=f"{story.called(seen.who)} tried again and again to connect: it {told['means']}",
         confidence=0.5,
         fix=told["mend"],
         evidence=tuple(stuck),

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from preflight.triage.families.nccl_tests import ROW
 from preflight.triage.family import Finding
 from preflight.triage.rule import Kind, Rule
-from preflight.triage.story import Story
+from preflight.triage.story import Seen, Story
 
 STATUS = {
     "4": ("LOC_PROT_ERR", "rdma.gdr"),
     "5": ("WR_FLUSH_ERR", ""),
+    "12": ("RETRY_EXC_ERR", ""),
     "9": ("REM_INV_REQ_ERR", "rdma.mtu"),
     "10": ("REM_ACCESS_ERR", "rdma.gdr"),
     "11": ("REM_OP_ERR", "rdma.mtu"),
-    "12": ("RETRY_EXC_ERR", "rdma.gid"),
     "13": ("RNR_RETRY_EXC_ERR", "rdma.qos"),
     "2": ("LOC_QP_OP_ERR", "rdma.mtu"),
     "1": ("LOC_LEN_ERR", "rdma.mtu"),
 }
-"""ibv_wc_status of libibverbs' verbs.h, and what to look at first."""
+"""ibv_wc_status of libibverbs' verbs.h, and what to look at first; empty: a rule of its own."""
 MEANS = {
-    "rdma.gid": "sent to {peer} and got no acknowledgement (status 12, RETRY_EXC_ERR): a GID that "
-    "is not routed, packets that are lost, another MTU, or a link that is down",
     "rdma.gdr": "may not touch memory that it was given (status {status}, {name}): peer access is "
     "redirected (ACS, IOMMU) or the memory is not registered (nvidia_peermem)",
     "rdma.mtu": "and {peer} do not agree on a message (status {status}, {name}): their ports may "
@@ -37,13 +36,13 @@ FIXES = {
     "rdma.mtu": "give all RDMA ports and switches one MTU",
     "rdma.qos": "set NCCL_IB_TC to the lossless class of the switches",
 }
-PEER = r"(?P<peer>[0-9a-zA-Z.:%_-]{1,80}?)(?:<\d{1,5}>)?"
+PEER = r"(?P<address>[0-9a-zA-Z.:%_-]{1,80}?)(?:<\d{1,5}>)?"
 WAYS = "preflight run --only rdma, or ib_write_bw -d DEVICE -x GID_INDEX between the two nodes"
 RDMA = ("rdma.gid", "rdma.port", "rdma.mtu", "rdma.pairs", "network.mtu")
 ERRNO = {
     "110": (
-        "rdma.gid",
-        "the other end's GID is not resolved: it is on another rail, subnet or fabric",
+        "rdma.pairs",
+        "the other end's GID is not resolved (errno 110): it is on another rail, subnet or fabric",
     ),
     "101": ("rdma.gid", "there is no route from this GID"),
     "22": ("rdma.gid", "the GID index is of the wrong kind, or none is there"),
@@ -61,20 +60,22 @@ NUMBERS = {
 }
 MENDS = {
     "rdma.gid": "show_gids on both nodes; unset NCCL_IB_GID_INDEX, or set that of the RoCE v2 "
-    "IPv4 GID; on fabrics of separate rails NCCL_CROSS_NIC=0; in containers --network=host",
+    "IPv4 GID; in containers --network=host",
+    "rdma.pairs": "see how the ports are cabled, and that each reaches the other's subnet; on "
+    "fabrics of separate rails NCCL_CROSS_NIC=0",
     "host.limits": "ulimit -l unlimited before the program is started; for docker "
     "--ulimit memlock=-1 --cap-add IPC_LOCK",
 }
 
 
 def completion(told: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return what a completion error means; None: it follows from another one."""
+    """Return what a completion error means; None: it is for another rule."""
     status = told["status"]
     name, cause = STATUS.get(status, (f"status {status}", "rdma.port"))
     if not cause:
         return None
     means = MEANS.get(cause, "failed to reach {peer} (status {status})")
-    peer = told.get("peer") or "another rank"
+    peer = told.get("address") or "another rank"
     means = means.format(peer=peer, status=status, name=name)
     return {"cause": cause, "means": means, "mend": FIXES.get(cause, FIXES["rdma.gid"])}
 
@@ -86,16 +87,27 @@ def failed_call(told: Mapping[str, str]) -> Mapping[str, str]:
     if told["verb"] != "modify_qp" and number in {"", "12"}:
         number = "12"  # what these ask for is locked memory
     cause, means = ERRNO.get(number, ("rdma.devices", why))
-    if told["verb"] != "modify_qp" and cause == "rdma.gid":
+    if told["verb"] != "modify_qp" and cause in {"rdma.gid", "rdma.pairs"}:
         cause, means = "rdma.devices", why
     mend = MENDS.get(cause, "see ibv_devinfo and the kernel's log (dmesg) on that node")
     return {"cause": cause, "means": means, "mend": mend}
 
 
+COMPLETION = (
+    r"NET/IB ?(?:/GIN)?: Got completion (?:from peer " + PEER + r" )?with (?:error |status=)"
+    r"(?:IBV_WC_\w{1,30}\()?"
+)
+UNACKNOWLEDGED = Rule(
+    COMPLETION + r"12\b",
+    Kind.SYMPTOM,
+    says="{who} got no acknowledgement",
+    stage="collective",
+    source="NCCL transport/net_ib.cc, 2.4 to 2.30",
+)
 RULES = (
+    UNACKNOWLEDGED,
     Rule(
-        r"NET/IB ?(?:/GIN)?: Got completion (?:from peer " + PEER + r" )?with (?:error |status=)"
-        r"(?:IBV_WC_\w{1,30}\()?(?P<status>\d{1,2})\b",
+        COMPLETION + r"(?P<status>\d{1,2})\b",
         Kind.SYMPTOM,
         cause="{cause}",
         says="{who} {means}",
@@ -252,27 +264,80 @@ RULES = (
         source="NCCL since 2.30.3",
     ),
 )
-COMPLETION = RULES[0]
 
 
 def find(story: Story) -> Iterator[Finding]:
-    """Yield it if several nodes cannot reach the same one: its link is what is broken."""
-    lines = [seen for seen in story.of_rule(COMPLETION) if seen.told["status"] == "12"]
-    peers = {seen.told.get("peer", "") for seen in lines}
-    from_ = {story.node_of(seen.who) for seen in lines} - {""}
-    if len(peers) != 1 or "" in peers or len(from_) < 2:
+    """Yield why there was no acknowledgement: by who did not answer, and what had worked before."""
+    lines = story.of_rule(UNACKNOWLEDGED)
+    if not lines:
         return
-    (peer,) = peers
+    first = lines[0]
+    lost = (
+        f"{story.called(first.who)} sent to {first.told.get('address', 'another rank')} and got no "
+        "acknowledgement (status 12, RETRY_EXC_ERR)"
+    )
+    better = [*by_one_node(story, lines, lost), *after_a_while(story, lines, lost)]
+    yield from better
+    told = any(seen.told.get("cause", seen.rule.cause) == "rdma.port" for seen in story.faults())
+    yield Finding(
+        cause="rdma.gid",
+        kind=Kind.SYMPTOM,
+        says=f"{lost}: a GID that is not routed, or ports and switches with different MTUs",
+        confidence=0.35 if better or told else 0.7,
+        fix=FIXES["rdma.gid"],
+        evidence=tuple(lines),
+        confirm=WAYS,
+        checks=RDMA,
+    )
+
+
+def by_one_node(story: Story, lines: list[Seen], lost: str) -> Iterator[Finding]:
+    """Yield the one node that does not answer several others: they reach each other."""
+    addresses = {seen.told.get("address", "") for seen in lines}
+    others = {story.node_of(seen.who) for seen in lines} - {""}
+    if len(addresses) == 1 and "" not in addresses and len(others) > 1:
+        node = story.node_at(*addresses)
+        yield Finding(
+            cause="rdma.port",
+            kind=Kind.SYMPTOM,
+            says=f"{lost}; so did {len(others)} nodes, all from {node} alone: its RDMA link is "
+            "broken",
+            confidence=0.85,
+            fix=f"see cable, optic and ibv_devinfo of {node}; until then leave it out",
+            evidence=tuple(lines),
+            nodes=(node,),
+            confirm="preflight run --only rdma.port",
+            checks=("rdma.counters", "rdma.gid"),
+        )
+
+
+def after_a_while(story: Story, lines: list[Seen], lost: str) -> Iterator[Finding]:
+    """Yield what loses packets where others had arrived: a wrong GID lets none through."""
+    numbers = story.stated("last_completed").values()
+    done = any(int(seen.told["last_completed"]) > 0 for seen in numbers)
+    if not done and not any(row.order < lines[0].order for row in story.of_rule(ROW)):
+        return
+    roce = any("/RoCE" in seen.told["hcas"] for seen in story.stated("hcas").values())
     yield Finding(
         cause="rdma.port",
         kind=Kind.SYMPTOM,
-        says=f"{len(from_)} nodes get no acknowledgement from {peer} (status 12), and reach the "
-        f"others:"
-        " its RDMA link is broken",
-        confidence=0.85,
-        fix="ibv_devinfo and the counters of that node; see its cable; until then leave it out",
+        says=f"{lost}, though it had worked before: a link that goes up and down",
+        confidence=0.5 if roce else 0.65,
+        fix="reseat or replace the cable or optic whose counters grow; until then leave the node "
+        "out",
         evidence=tuple(lines),
-        nodes=(peer,),
-        confirm="preflight run --only rdma.port",
-        checks=("rdma.counters", "rdma.gid"),
+        confirm="link_downed and symbol_error in /sys/class/infiniband/*/ports/*/counters",
+        checks=("rdma.counters",),
     )
+    if roce:
+        yield Finding(
+            cause="rdma.qos",
+            kind=Kind.SYMPTOM,
+            says=f"{lost}, though smaller messages arrived: RoCE loses packets under load",
+            confidence=0.65,
+            fix="have the switches and NICs lossless for one class (PFC, ECN), and set NCCL_IB_TC "
+            "to it; give all ports one MTU",
+            evidence=tuple(lines),
+            confirm="mlnx_qos -i INTERFACE; ethtool -S INTERFACE | grep -E 'discard|pause|out_of'",
+            checks=("rdma.counters", "rdma.mtu", "network.mtu"),
+        )

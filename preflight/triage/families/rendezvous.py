@@ -279,11 +279,10 @@ def unreached(story: Story) -> Iterator[Finding]:
         cause, why, mend = plain["cause"], "", plain["mend"]
     whose = [story.whose(seen.who) for seen in (*given_up, *tried)]
     who = next((one for one in whose if one.rank is not None), whose[0])
-    name = f"rank {who.rank}" if who.rank is not None else who.node or "a rank"
     yield Finding(
         cause=cause,
         kind=Kind.SYMPTOM,
-        says=f"{name} did not reach the store of rank 0 at "
+        says=f"{story.called(who)} did not reach the store of rank 0 at "
         + (f"{master} port {port}: {why}" if why else plain["means"]),
         confidence=0.75 if given_up else 0.55,
         fix=mend,
