@@ -44,7 +44,7 @@ HERE = {"system": "linux", "machine": os.uname().machine, "libc": "glibc 2.31"}
 
 CORE = {
     f"preflight.node.{name}"
-    for name in ("agent", "boot", "child", "children", "psutil_loader", "toolbox")
+    for name in ("agent", "boot", "child", "children", "psutil_loader", "scratch", "toolbox")
 }
 CHECK = '''"""A claim."""
 

@@ -2,10 +2,11 @@
 
 Why: it is what training does after each step. It goes through the interpreter, the rendezvous, the
     ports, the interfaces and the links at once, and waits for the slowest of them.
-Facts: address, interface and subnet (of the node on the data plane), link_gbps (speed of one link
-    there; 0 if it is not told, or not to be relied on, as in virtual machines), gpus and occupants
-    (of GPUs: then the node takes no part), wanting and cpus (tasks that want a CPU before it
-    begins, and how many there are), asked, torch and nccl (the training interpreter, its PyTorch
+Facts: address, interface, subnet and switch (of the node on the data plane; the switch's name by
+    LLDP, as systemd-networkd or lldpd heard it, empty if they did not), link_gbps (speed of one
+    link there; 0 if it is not told, or not to be relied on, as in virtual machines), gpus and
+    occupants (of GPUs: then the node takes no part), wanting and cpus (tasks that want a CPU before
+    it begins, and how many there are), asked, torch and nccl (the training interpreter, its PyTorch
     and that one's NCCL; or why there is none), import_s, engine (what did it, of which version, how
     it is repeated by hand, why not nccl-tests), devices (of each rank); run (what the node's ranks
     say of the all_reduce of all: sizes, each with time, wrong values and how much CPU it wanted; or

@@ -12,7 +12,10 @@ Source: as of collective.all_reduce, with 4 KiB and 1 MiB, then 0.1 s of data ea
     beyond that each node meets eight others or more. What is bad is tried once more. A node that
     has failed with three others, and with none it has not, is tried no further, and no round begins
     after 40 s: what was not tried is said. A node is blamed for what fails with at least two
-    others, else the pair is. Slow is below half of what is usual, as of collective.all_reduce.
+    others, else the pair is, and nodes that are good with each other and bad with all others are
+    named by the subnet or switch that they alone share. GPUs of two nodes send all at once and are
+    added up: what a single rail of several loses is not told apart. Slow is below half of what is
+    usual, as of collective.all_reduce.
 Fix: see what the other checks of network say of that node, or of those two.
 """
 
@@ -26,6 +29,11 @@ from preflight.node.ranks import Facts, Met, idle, is_good, load, quick
 from preflight.node.trials import all_together, surroundings
 
 NO_NEED = "an all_reduce of all nodes is well; pairs are tried when it is not, or at level deep"
+
+NO_TORCH = (
+    "two nodes at a time are tried by torch, which does not see the GPUs of nccl-tests here or on "
+    "any other node: see software.pytorch"
+)
 
 
 def compare(facts: Facts, want: Want) -> dict[str, Verdict]:
@@ -67,6 +75,8 @@ def untried(node: str, facts: Facts) -> Verdict | None:
         return skip("no other node can take part")
     if all(is_good(fact["run"]) for fact in facts.values() if fact["run"]):
         return skip(NO_NEED)
+    if not facts[node]["untried"]:
+        return unknown(NO_TORCH)
     return unknown("there was no time to try it with others")
 
 

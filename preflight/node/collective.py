@@ -38,6 +38,7 @@ from preflight.node.software import (
     hidden,
     text_for,
 )
+from preflight.node.switch import switches
 from preflight.node.toolbox import awaited, end, started
 
 MAIN, RANK = "preflight.node.torch_interpreter.main", "preflight.node.torch_rank"
@@ -68,6 +69,8 @@ class Place(TypedDict):
     address: str
     interface: str
     subnet: str
+    switch: str
+    """That it is wired to there; of a bond there may be several. Empty: not known."""
     link_gbps: float
     gpus: int
     """That NVML knows: of others it is not told who computes there."""
@@ -105,10 +108,12 @@ def look(node: Node, launch: Mapping[str, Any]) -> Place:
     network = interfaces(node, launch)
     address = meeting_address(network)
     on = [one["name"] for one in network["interfaces"] if address in one["addresses"]]
+    interface = on[0] if on else ""
     return Place(
         address=address,
-        interface=on[0] if on else "",
+        interface=interface,
         subnet=subnet_of(node, address) if address else "",
+        switch=switches(node, interface) if interface else "",
         link_gbps=0.0 if is_virtual(node) else link_gbps(network, address),
         gpus=counted(node),
         occupants=occupants(node),

@@ -165,7 +165,8 @@ def surroundings(want: Want) -> tuple[dict[str, Any], ...]:
 
 def begun(reply: Reply) -> Ranked:
     """Return the facts of a node before anything was done there."""
-    place: dict[str, Any] = dict.fromkeys(("address", "interface", "subnet", "problem"), "")
+    texts = ("address", "interface", "subnet", "switch", "problem")
+    place: dict[str, Any] = dict.fromkeys(texts, "")
     none = {"link_gbps": 0.0, "gpus": 0, "occupants": [], "wanting": 0, "cpus": 0}
     place.update(reply.value or none)
     more = dict.fromkeys(("asked", "torch", "nccl", "why", "lack"), "")

@@ -110,6 +110,26 @@ def test_a_group_is_named_by_what_it_alone_has(
     assert between(culprit, "b") == f"between {expected} and the other nodes"
 
 
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "of_c", "expected"),
+    [
+        ("leaf1", "leaf1", "leaf2", "a, b (the nodes of switch leaf1)"),
+        ("leaf1", "leaf1", "leaf1", "a, b"),
+        ("leaf1", "", "leaf2", "a, b"),
+    ],
+)
+def test_a_group_of_one_subnet_is_named_by_its_switch(
+    of_a: str, of_b: str, of_c: str, expected: str
+) -> None:
+    tried = mesh(list("abcde"), set())
+    for pair in of("group", ("a", "b"), tried):
+        tried[pair] = False
+    wired = {"a": of_a, "b": of_b, "c": of_c, "d": of_c, "e": of_c}
+    facts = {node: Placed(subnet="10.1.2.0/24", switch=one) for node, one in wired.items()}
+    (culprit,) = blame(tried, facts)
+    assert between(culprit, "b") == f"between {expected} and the other nodes"
+
+
 def test_what_is_no_group_has_no_name() -> None:
     tried = mesh(list("abcd"), of("node", ("a",), mesh(list("abcd"), set())))
     (culprit,) = blame(tried, {"a": Placed(subnet="10.1.2.0/24")})
