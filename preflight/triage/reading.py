@@ -116,7 +116,8 @@ class Reader:
         """Yield what a line tells, once for each rule that it is of."""
         for place in hit.rules:
             rule = self._rules[place]
-            match = self._patterns[place].search(hit.raw)
+            pattern = self._patterns[place]
+            match = pattern.match(hit.raw, hit.place) or pattern.search(hit.raw, hit.place)
             if match is None:
                 continue
             told = {
