@@ -8,8 +8,8 @@ Facts: address and subnet (of the node on the data plane), link_gbps (speed of o
     what came from it: gbps; busy, how much of the CPU that it could use the sender and the receiver
     wanted; of iperf3 also retransmits, the segments that were sent again), counted (by link: what
     its counters grew by meanwhile; see network.errors). Nodes go in rounds of disjoint pairs, first
-    one way, then the other; what looks slow is tried once more, and the better of both counts.
-    Above 64 nodes a sample: each one meets eight others.
+    one way, then the other; where little or nothing came it is tried once more, and the better of
+    both counts. Above 64 nodes a sample: each one meets eight others.
 Source: 8 TCP streams of preflight's own between listeners with a secret, 0.35 s each way after
     0.15 s at which they come to speed; the receiver counts (recv(2), MSG_TRUNC). /proc/stat,
     /proc/self/task/*/schedstat. A path is slow below half of what is usual, as dlrover takes a node
@@ -74,7 +74,7 @@ from preflight.node.pairs import (
     stricken,
 )
 from preflight.node.streams import BUSY, MEASURE_S, STREAMS, Drawn, pour
-from preflight.node.sweep import SLOWER, Swept, floor, measured, sweep, usual_rate
+from preflight.node.sweep import SLOWER, Swept, everything, floor, measured, sweep, usual_rate
 
 LINK_SHARE = 0.6
 """Of the link's speed; see Source."""
@@ -179,15 +179,23 @@ def compare(facts: Mapping[str, Mesh], want: Want) -> dict[str, Verdict]:
     good = {pair: one["gbps"] >= floor(rates, want) for pair, one in rates.items()}
     tried = {pair: fast for pair, fast in good.items() if fast or not is_bound(rates[pair])}
     rows = stricken(blame(tried, facts), list(facts))
-    return {
-        node: idle(facts, node)
-        or (
-            failure(node, rows[node], facts, right)
-            if node in rows
-            else well(node, facts, tried, right)
-        )
-        for node in facts
-    }
+    told = {pair: not one["error"] for pair, one in everything(facts).items()}
+    untold = stricken(blame(told, facts), list(facts))
+    verdicts = {}
+    for node in facts:
+        said = idle(facts, node)
+        if not said and node in rows:
+            said = failure(node, rows[node], facts, right)
+        elif not said and node in untold:
+            said = unheard(node, untold[node], facts)
+        verdicts[node] = said or well(node, facts, tried, right)
+    return verdicts
+
+
+def unheard(node: str, culprit: Culprit, facts: Mapping[str, Mesh]) -> Verdict:
+    """Return what is said where nothing was measured."""
+    why = everything(facts)[min(culprit.pairs)]["error"]
+    return unknown(f"not measured {between(culprit, node)}: {SHORT.get(why, why)}")
 
 
 def idle(facts: Mapping[str, Mesh], node: str) -> Verdict | None:

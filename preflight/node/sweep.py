@@ -39,15 +39,17 @@ def sweep(
     want: Want,
     limit_s: float,
 ) -> None:
-    """Measure all pairs in rounds, and the slow ones once more; no round begins past the limit."""
+    """Measure all pairs in rounds, and once more those of which little came, or nothing.
+
+    No round begins past the limit.
+    """
     until = time.monotonic() + limit_s
     for pairs in some_rounds(nodes):
         if time.monotonic() < until:
             measure(facts, instrument, pairs)
             measure(facts, instrument, [(b, a) for a, b in pairs])
-    rates = measured(facts)
-    right = floor(rates, want)
-    slow = [pair for pair, one in rates.items() if one["gbps"] < right]
+    right = floor(measured(facts), want)
+    slow = [pair for pair, one in everything(facts).items() if one["gbps"] < right]
     for pairs in disjoint(slow)[:AGAIN]:
         if time.monotonic() < until:
             measure(facts, instrument, pairs)
@@ -63,14 +65,14 @@ def measure(facts: Mapping[str, Swept], instrument: Instrument, pairs: Iterable[
         drawn[a] = max(drawn.get(a, one), one, key=lambda one: one["gbps"])
 
 
+def everything(facts: Mapping[str, Swept]) -> dict[Pair, Drawn]:
+    """Return what came from the first of a pair to the second, or why nothing was measured."""
+    return {(a, b): one for b, fact in facts.items() for a, one in fact["drawn"].items()}
+
+
 def measured(facts: Mapping[str, Swept]) -> dict[Pair, Drawn]:
     """Return what was measured from the first of a pair to the second."""
-    return {
-        (a, b): one
-        for b, fact in facts.items()
-        for a, one in fact["drawn"].items()
-        if not one["error"]
-    }
+    return {pair: one for pair, one in everything(facts).items() if not one["error"]}
 
 
 def usual_rate(rates: Mapping[Pair, Drawn]) -> float:
