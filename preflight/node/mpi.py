@@ -33,10 +33,10 @@ COUNTS = ("-n", str(REPEATS), "-w", "0", "-c", "1")
 ROUNDS = 2 * (REPEATS + 2)
 """How often each size is done: in place and not, with one before and one to see the sums."""
 FILES = "TMPDIR"
-"""Where mpirun puts its files: one that gets a SIGTERM while it ends leaves them. Its parameter for
-that would go to all nodes."""
-NO_FILES = {"OMPI_MCA_orte_create_session_dirs": "0", "PMIX_MCA_gds": "hash"}
-"""A build with Open MPI that runs alone makes a folder in /tmp else, and leaves it when killed."""
+"""Where Open MPI puts its files: who gets a SIGTERM while it ends leaves them, and in 5 ranks do in
+any case. Its parameter for that would go to all nodes."""
+BY_ITSELF = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self"}
+"""Of a build with Open MPI that runs alone: 5 leaves its shared memory behind else."""
 DEBUG = {"NCCL_DEBUG": "WARN"}
 """Where nobody says otherwise: NCCL then says why it fails."""
 BRIEF = ("-b", "1M", "-e", "32M", "-f", "32", "-n", "1", "-w", "0", "-c", "0")
@@ -45,8 +45,11 @@ HEAR_S = 25.0
 """To connect 512 ranks and send little; what is said by then counts."""
 LOUD_KEPT = 16 << 20
 """Bytes: a rank says about 20 KB."""
-MARK = "OMPI_MCA_preflight_run"
+MARK = "preflight_run"
 """A parameter that Open MPI does not know, so that it hands it on to all that it starts."""
+STARTERS = ("OMPI", "rsh"), ("PRTE", "ssh")
+"""What begins the variables of mpirun's parameters, and what starts daemons there: in Open MPI 4,
+and in PRRTE, which is the mpirun of 5."""
 TRIAL_S = 20.0
 """For a launcher to start `true` on all nodes and to end: 0.5 s on four nodes that are idle."""
 START_S = 40.0
@@ -60,7 +63,7 @@ CONTAINED_S = "90"
 
 
 ENDS = re.compile(
-    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+|"
+    r"process rank \d+ with PID \d+ on node \S+\s+exited on\s+signal \d+|"
     r"^srun: error: \S+: tasks? \d\S*: .*",
     re.MULTILINE,
 )
@@ -221,14 +224,19 @@ def start_of(node: Node, plan: Plan, ranks: int) -> tuple[list[str], dict[str, s
         given = {name: env[name] for name in env if PASSED.fullmatch(name) or name[:5] == "NCCL_"}
         return [*entered(plan["container"], given), "timeout", CONTAINED_S], {}
     if plan["how"] == "alone":
-        return ["env"], {**env, **NO_FILES}
+        return ["env"], {**env, **BY_ITSELF}
     if plan["how"] == "srun":
         return by_srun(plan, ranks), {**env, **plan["slurm"], MARK: plan["mark"]}
-    return by_mpirun(node, plan, ranks), {
-        **env,
-        MARK: plan["mark"],
-        "OMPI_MCA_plm_rsh_agent": shell(node, plan),
-        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",  # only this node's ssh is used
+    return by_mpirun(node, plan, ranks), {**env, **parameters(shell(node, plan), plan["mark"])}
+
+
+def parameters(agent: str, mark: str) -> dict[str, str]:
+    """Return the variables by which mpirun starts its daemons, by this node's ssh alone."""
+    own = {"plm_{}_agent": agent, "plm_{}_no_tree_spawn": "1", MARK: mark}
+    return {
+        f"{prefix}_MCA_{name.format(starter)}": text
+        for prefix, starter in STARTERS
+        for name, text in own.items()
     }
 
 
@@ -310,17 +318,24 @@ def begun(
     program = node.which(words[0])
     if program is None:
         raise Absent(f"no program {words[0]!r}")
+    more: list[str] = []
     with contextlib.ExitStack() as stack:
-        if plan["how"] == "mpirun" and FILES not in env:
+        if plan["how"] == "alone" or (plan["how"] == "mpirun" and FILES not in env):
             env = {**env, FILES: str(stack.enter_context(scratch.folder()))}
-        yield stack.enter_context(Followed(started([program, *words[1:]], env), limit_s, most))
+            more = ["-x", f"{FILES}={files_of(plan['mark'])}"] if plan["how"] == "mpirun" else []
+        argv = [program, *more, *words[1:]]
+        yield stack.enter_context(Followed(started(argv, env), limit_s, most))
 
 
 # ---- what comes of it ------------------------------------------------------------------------
 
 
 def swept(node: Node, mark: str) -> int:  # noqa: ARG001 - the first argument of all node functions
-    """End what is left of a run on this node; return how many processes had to be."""
+    """End what is left of a run on this node, and remove what its ranks wrote.
+
+    Returns:
+        How many processes had to be ended.
+    """
     count = 0
     for number, wait_s in ((0, LINGER_S), (signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         left = list(marked(mark))
@@ -331,7 +346,13 @@ def swept(node: Node, mark: str) -> int:  # noqa: ARG001 - the first argument of
         until = time.monotonic() + wait_s
         while any(marked(mark)) and time.monotonic() < until:
             time.sleep(0.02)
+    scratch.remove(files_of(mark))
     return count
+
+
+def files_of(mark: str) -> Path:
+    """Return where the ranks of a run put their files, the same on all nodes."""
+    return Path(scratch.MEMORY, mark)
 
 
 def marked(mark: str) -> Iterator[int]:

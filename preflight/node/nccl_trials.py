@@ -37,7 +37,7 @@ LIMIT_S = START_S + GO_ON_S + 5 * STUCK_S
 """For a run, which keeps limits of its own."""
 SLURM = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_MPI_TYPE")
 """Variables of the job in which preflight was started, for srun on the master."""
-KILLED = re.compile(r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
+KILLED = re.compile(r"rank (\d+) with PID \d+ on node \S+\s+exited on\s+signal (\d+)")
 """Of mpirun."""
 ENDED = re.compile(r"^srun: error: (\S+): tasks? \d\S*: (.*)")
 
@@ -162,7 +162,7 @@ class NcclTests:
         return min(count, most)
 
     def sweep(self) -> None:
-        """End what a launcher has left behind."""
+        """End and remove what a launcher has left behind."""
         self.fleet.map(swept, dict.fromkeys(self.nodes, (self.mark,)))
 
     # ---- what came of it ---------------------------------------------------------------------
@@ -183,8 +183,7 @@ class NcclTests:
         """Do it with all nodes; return why it cannot be done."""
         master, world = self.nodes[0], sum(map(self.ranks, self.nodes))
         reply = self.fleet.call(master, measured, self.plan(how), timeout_s=LIMIT_S)
-        if reply.problem or reply.value["problem"] or reply.value["killed"]:
-            self.sweep()
+        self.sweep()
         why = message(reply) or unstarted(reply.value, world, world)
         if why:
             return f"{how} on {master}: {why}"

@@ -204,7 +204,7 @@ def at_once(bed: Testbed) -> list[int]:
     if not all(f"{PROGRAM} -b" in str(bed.survivors(node)) for node in bed.names):
         return []
     there = bed.machines["tb1"].processes()
-    return [pid for pid, line in there.items() if "mpirun --host" in line and PROGRAM in line]
+    return [pid for pid, line in there.items() if "mpirun -x" in line and PROGRAM in line]
 
 
 def test_an_mpirun_that_has_to_be_killed_leaves_no_files(equipped: Testbed) -> None:
