@@ -328,9 +328,15 @@ def untold(story: Story, ranked: Sequence[Hypothesis]) -> list[str]:
             f"nothing is here from {len(missing)} of {story.world} ranks: give their logs, too"
         )
     if not ranked or ranked[0].confidence < SURE:
-        if not story.stated("nccl_version"):
+        came_to = stage(story).partition(" ")[0]
+        if not (story.stated("nccl_version") or story.stated("interface")):
             found.append("what NCCL did: set NCCL_DEBUG=INFO for the next run")
-        if not story.stated("last_enqueued"):
+        if not ranked and came_to in {"", "launch", "rendezvous"}:
+            found.append(
+                "how far the rendezvous came, if it hangs: set TORCH_CPP_LOG_LEVEL=INFO; whatever "
+                "else listens on the port of the store, and keeps silent, leaves no line"
+            )
+        if not story.stated("last_enqueued") and came_to in {"", "collective", "exit"}:
             found.append(
                 "which collective each rank was in: set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
                 "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and give the nccl_trace_rank_* files"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from preflight import catalog
 from preflight.triage import family, files, model
 from preflight.triage.model import Triage
 from preflight.triage.reading import Reader
@@ -14,6 +16,8 @@ from tests.triage import cases, start_up
 from tests.triage.cases import Case
 
 FAMILIES = family.load()
+CHECKS = catalog.load(())
+ONLY = re.compile(r"preflight run --only ([\w.,]*\w)")
 REPORTED = {
     **dict.fromkeys(["C01", "C02"], "network.ephemeral"),
     **dict.fromkeys(["C06", "C08", "C09", "C11", "C90"], "network.names"),
@@ -96,6 +100,9 @@ def test_case(case: Case, within: bool, tmp_path: Path) -> None:
         assert told.first_error is not None
         assert case.head["first"] in told.first_error.text
     assert set(case.words("among")) <= set(found[:FIRST])
+    confirms = (one.confirm for one in told.hypotheses)
+    for names in (names for text in confirms for names in ONLY.findall(text)):
+        assert CHECKS.select(names.split(","), "deep")  # an unknown one is an error
     assert not [one.cause for one in told.hypotheses[1:] if one.confidence >= model.SURE]
     assert not set(case.words("never")) & set(found[:1])
 

@@ -26,15 +26,15 @@ OWN_CHOICE = (
     "set NCCL_SOCKET_IFNAME to the interface that all nodes share (for Gloo GLOO_SOCKET_IFNAME)"
 )
 MEANS = {
-    "Connection refused": "reached {address}, but nothing listened there on port {port}: the rank "
-    "there has ended, or it is the address of another machine",
-    "Connection timed out": "had no answer from {address} on port {port}: a firewall drops it, or "
-    "there is no way to that address",
-    "No route to host": "cannot reach {address} on port {port}: a firewall rejects it (as "
-    "firewalld does), or nobody there has this address",
+    "Connection refused": "reached {at}, but nothing listened there: the rank there has ended, "
+    "or it is the address of another machine",
+    "Connection timed out": "had no answer from {at}: a firewall drops it, or there is no way to "
+    "that address",
+    "No route to host": "cannot reach {at}: a firewall rejects it (as firewalld does), or nobody "
+    "there has this address",
     "Network is unreachable": "has no route to {address}",
-    "Connection reset by peer": "was cut off by {address} on port {port}",
-    "Invalid argument": "cannot use the address {address} on port {port}",
+    "Connection reset by peer": "was cut off by {at}",
+    "Invalid argument": "cannot use the address {at}",
     "Cannot assign requested address": "has no address from which to reach {address}",
 }
 CAUSES = {
@@ -64,7 +64,8 @@ def meaning(told: Mapping[str, str]) -> Mapping[str, str]:
     """Return what it means that a connection did not come to be."""
     why, address = told["why"], told["address"]
     cause = "network.interface" if SHARED.match(address) else CAUSES[why]
-    means = MEANS[why].format(address=address, port=told.get("port", "?"))
+    at = f"{address} port {told['port']}" if told.get("port") else address
+    means = MEANS[why].format(address=address, at=at)
     if SHARED.match(address):
         means = f"went to {address}, which on every machine is that machine itself"
     return {"cause": cause, "means": means, "mend": FIXES[cause]}

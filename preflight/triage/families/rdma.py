@@ -37,7 +37,7 @@ FIXES = {
     "rdma.qos": "set NCCL_IB_TC to the lossless class of the switches",
 }
 PEER = r"(?P<address>[0-9a-zA-Z.:%_-]{1,80}?)(?:<\d{1,5}>)?"
-WAYS = "preflight run --only rdma, or ib_write_bw -d DEVICE -x GID_INDEX between the two nodes"
+WAYS = "ib_write_bw -d DEVICE -x GID_INDEX between the two nodes"
 RDMA = ("rdma.gid", "rdma.port", "rdma.mtu", "rdma.pairs", "network.mtu")
 ERRNO = {
     "110": (
@@ -259,7 +259,7 @@ RULES = (
         says="ranks have {least} to {most} network devices: some node lacks one",
         confidence=0.7,
         fix="see which node lacks a device; NCCL_IGNORE_NET_MISMATCH=1 goes on without it",
-        confirm="preflight run --only rdma.devices",
+        confirm="ibv_devices on each node",
         stage="bootstrap",
         source="NCCL since 2.30.3",
     ),
@@ -276,7 +276,7 @@ def find(story: Story) -> Iterator[Finding]:
         f"{story.called(first.who)} sent to {first.told.get('address', 'another rank')} and got no "
         "acknowledgement (status 12, RETRY_EXC_ERR)"
     )
-    better = [*by_one_node(story, lines, lost), *after_a_while(story, lines, lost)]
+    better = [*by_one_node(story, lines), *after_a_while(story, lines, lost)]
     yield from better
     told = any(seen.told.get("cause", seen.rule.cause) == "rdma.port" for seen in story.faults())
     yield Finding(
@@ -291,7 +291,7 @@ def find(story: Story) -> Iterator[Finding]:
     )
 
 
-def by_one_node(story: Story, lines: list[Seen], lost: str) -> Iterator[Finding]:
+def by_one_node(story: Story, lines: list[Seen]) -> Iterator[Finding]:
     """Yield the one node that does not answer several others: they reach each other."""
     addresses = {seen.told.get("address", "") for seen in lines}
     others = {story.node_of(seen.who) for seen in lines} - {""}
@@ -300,13 +300,13 @@ def by_one_node(story: Story, lines: list[Seen], lost: str) -> Iterator[Finding]
         yield Finding(
             cause="rdma.port",
             kind=Kind.SYMPTOM,
-            says=f"{lost}; so did {len(others)} nodes, all from {node} alone: its RDMA link is "
-            "broken",
+            says=f"{len(others)} nodes got no acknowledgement from {node} (status 12, "
+            "RETRY_EXC_ERR), and from it alone: its RDMA link is broken",
             confidence=0.85,
             fix=f"see cable, optic and ibv_devinfo of {node}; until then leave it out",
             evidence=tuple(lines),
             nodes=(node,),
-            confirm="preflight run --only rdma.port",
+            confirm=f"ibv_devinfo on {node}: are all its ports PORT_ACTIVE?",
             checks=("rdma.counters", "rdma.gid"),
         )
 
