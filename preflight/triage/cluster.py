@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from preflight.api import FAIL, PASS, SKIP
 from preflight.catalog import Catalog
+from preflight.errors import ConfigError
 from preflight.inventory import Cluster
 from preflight.judge import REACH
 from preflight.node_names import is_address
@@ -126,13 +127,26 @@ class Target:
 
 
 def target(answer: Triage, cluster: Cluster, known: Catalog) -> Target:
-    """Return what is to be asked; no check, where none can tell."""
+    """Return what is to be asked; no check, where none can tell.
+
+    Raises:
+        ConfigError: logs name nodes, and the cluster has none of them.
+    """
     directory = Directory(cluster)
     notes: dict[str, None] = {}
     named = [where(one, answer, directory, notes) for one in answer.hypotheses]
     checks = ordered((check for one in answer.hypotheses for check in one.checks), known)
     names = [node.name for node in cluster.nodes]
     suspects = {node for some in named for node in some}
+    met = {
+        node for one in answer.hypotheses for peer in one.peers if (node := directory.find(peer))
+    }
+    called = [name for one in answer.hypotheses for name in one.nodes if one.checks]
+    if called and not suspects | met:
+        raise ConfigError(
+            f"{cluster.source}: has no node called {called[0]!r}, nor any other that these logs "
+            "blame; is it of another cluster? Name them in it as the logs do, or leave out -i"
+        )
     unplaced = any(
         one.checks and not some for one, some in zip(answer.hypotheses, named, strict=True)
     )
@@ -140,9 +154,6 @@ def target(answer: Triage, cluster: Cluster, known: Catalog) -> Target:
         if any(one.ranks for one in answer.hypotheses):
             notes[directory.unplanned] = None
         return Target(checks, names, named, [*notes])
-    met = {
-        node for one in answer.hypotheses for peer in one.peers if (node := directory.find(peer))
-    }
     wanted = {*suspects, *met, cluster.master}
     start = min(names.index(node) for node in suspects)
     for name in (*names[start:], *names[:start]):

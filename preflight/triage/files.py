@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import io
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +19,8 @@ BLOCK = 4 << 20
 """Bytes that are looked at in one go; a line that is longer is cut."""
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 STDIN = "-"
+HEAD = 256
+"""Bytes by which it is told what a file is."""
 CHUNK = 64 << 10
 """Packed bytes that are unpacked in one go; they become a thousand times as many at most."""
 GZIP_FORMAT = 16 + zlib.MAX_WBITS
@@ -79,21 +81,19 @@ class Log:
 
     name: str
     path: Path | None
-    """None: standard input."""
+    """None: it is no file."""
     flaws: list[str] = field(default_factory=list, compare=False)
     """What was found to be wrong with it while it was read."""
 
     def head(self) -> bytes:
-        """Return the first bytes, unpacked; none of standard input.
+        """Return the first bytes, unpacked.
 
         Raises:
             ConfigError: it cannot be read.
         """
-        if self.path is None:
-            return b""
         with self.open() as stream:
             try:
-                return stream.read(256)
+                return stream.read(HEAD)
             except (*BROKEN, OSError):
                 return b""
 
@@ -103,20 +103,11 @@ class Log:
         Raises:
             ConfigError: it cannot be read.
         """
-        if self.path is None:
-            return sys.stdin.buffer
+        assert self.path
         try:
-            file = self.path.open("rb")
-            magic = file.read(4)
-            file.seek(0)
+            return unpacked(self.path.open("rb"))
         except OSError as error:
             raise ConfigError(self.unreadable(error)) from error
-        if magic[:2] == GZIP:
-            return io.BufferedReader(Unpacked(file, lambda: zlib.decompressobj(GZIP_FORMAT)), BLOCK)
-        if magic == ZSTD:
-            unpacker = zstandard.ZstdDecompressor().decompressobj
-            return io.BufferedReader(Unpacked(file, unpacker), BLOCK)
-        return file
 
     def blocks(self) -> Iterator[bytes]:
         """Yield it in blocks that end with a line's end; what is packed and broken ends early.
@@ -157,6 +148,53 @@ class Log:
         return f"{self.name}: cannot be read: {(error.strerror or str(error)).lower()}"
 
 
+@dataclass(frozen=True)
+class Stdin(Log):
+    """Standard input, which is read once: its first bytes are looked at before they are taken."""
+
+    @functools.cached_property
+    def stream(self) -> io.BufferedReader:
+        """What is read, unpacked.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            return unpacked(open(0, "rb", closefd=False))
+        except OSError as error:
+            raise ConfigError(self.unreadable(error)) from error
+
+    def head(self) -> bytes:
+        """Return the first bytes, unpacked.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            return self.stream.peek(HEAD)[:HEAD]
+        except (*BROKEN, OSError):
+            return b""
+
+    def open(self) -> IO[bytes]:
+        """Return it from its beginning, once."""
+        return self.stream
+
+
+def unpacked(file: io.BufferedReader) -> io.BufferedReader:
+    """Return what a file holds, unpacked.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    magic = file.peek(len(ZSTD))[: len(ZSTD)]
+    if magic.startswith(GZIP):
+        return io.BufferedReader(Unpacked(file, lambda: zlib.decompressobj(GZIP_FORMAT)), BLOCK)
+    if magic == ZSTD:
+        unpacker = zstandard.ZstdDecompressor().decompressobj
+        return io.BufferedReader(Unpacked(file, unpacker), BLOCK)
+    return file
+
+
 def find(names: Sequence[str]) -> list[Log]:
     """Return the logs that files, folders, patterns and `-` name, each once, in order.
 
@@ -173,7 +211,7 @@ def find(names: Sequence[str]) -> list[Log]:
 def named(name: str) -> Iterator[Log]:
     """Yield the logs of one name."""
     if name == STDIN:
-        yield Log("stdin", None)
+        yield Stdin("stdin", None)
         return
     try:
         files = paths(name)

@@ -8,10 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
+import zstandard
 
 from preflight.errors import ConfigError
 from preflight.report.triage import render
@@ -30,16 +32,17 @@ REFUSED = (
 )
 
 
-def run(folder: Path, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def run(folder: Path, *args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
         [sys.executable, "-m", "preflight", "triage", *args],
         input=stdin,
         capture_output=True,
-        text=True,
         timeout=60,
         cwd=folder,
         env={**os.environ, "HOME": str(folder), "COLUMNS": "80"},
     )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,7 @@ def run(folder: Path, *args: str, stdin: str = "") -> subprocess.CompletedProces
         ("job.log", "--save-case", "-", "--json", "-"),
         ("job.log", "-i", "none.yaml"),
         ("job.log", "-i", "wrong.yaml"),
+        ("job.log", "-i", "other.yaml"),
     ],
     ids=" ".join,
 )
@@ -63,6 +67,7 @@ def test_bad_input_is_one_line(args: tuple[str, ...], tmp_path: Path, aloud: Alo
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "job.log").write_text(REFUSED)
     (tmp_path / "wrong.yaml").write_text("nodes: [gpu01]\nlanch: {}\n")
+    (tmp_path / "other.yaml").write_text("nodes: [gpu01, gpu02]\n")
     done = run(tmp_path, *args)
     assert (done.returncode, done.stdout) == (2, "")
     aloud(done.stderr, about=" ".join(args))
@@ -102,8 +107,9 @@ def test_what_cannot_be_read_to_its_end_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_standard_input(tmp_path: Path) -> None:
-    done = run(tmp_path, "-", stdin=REFUSED)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.ZstdCompressor().compress])
+def test_standard_input(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    done = run(tmp_path, "-", stdin=pack(REFUSED.encode()))
     assert done.returncode == 0
     assert "stdin:1: misc/socket.cc:456 NCCL WARN" in done.stdout
 
