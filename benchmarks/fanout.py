@@ -32,6 +32,7 @@ from typing import Any
 
 from preflight import catalog
 from preflight.inventory import NodeSpec, load
+from preflight.node.boot import code
 from preflight.payload import Payload
 from preflight.run import Errand, Plan, Visit, go, plan_errand
 from preflight.transport.ssh import SshTransport
@@ -242,8 +243,8 @@ def on_a_node(made: Bench, table: Table) -> None:
     own = [used["children_s"] - sum(used["calls_s"].values()) for _, used in rounds]
     parts["children, to start and end"] = own
     totals = [used["agent_s"] + used["children_s"] for _, used in rounds]
-    extras = every.extras({"system": "linux", "machine": os.uname().machine, "libc": "glibc 2.31"})
-    sent = len(every.blob) + sum(len(part or "") for part in extras or ())
+    node = {"system": "linux", "machine": os.uname().machine, "libc": "glibc 2.31", "code": code()}
+    sent = len(every.blob) + sum(len(part or "") for part in every.modules(node))
     table.say("sent to a node, all checks", sent / 1000, "KB", SENT_BUDGET_KB)
     table.say("a node's own CPU", statistics.median(totals) * 1000, "ms", NODE_BUDGET_MS)
     python = statistics.median(

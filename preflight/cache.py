@@ -15,7 +15,7 @@ from pathlib import Path
 import platformdirs
 
 KEPT = 16
-"""Files, of 100 KB at most. A run has two; those of another choice of checks stay for next time."""
+"""Files, of 500 KB at most. A run has two; those of another choice of checks stay for next time."""
 DIGEST_BYTES = 32
 
 

@@ -1,7 +1,8 @@
-"""What is sent to a node: one compressed blob of sources, and the line that starts it.
+"""What is sent to a node: the line that starts the agent, its first file, and all other modules.
 
-The blob holds our own modules that the selected checks need. psutil and pynvml follow once the
-agent has said what machine it is (`extras`).
+These are our own modules that the selected checks need, psutil and pynvml; they follow once the
+first file has said what machine and what Python it is (`modules`). They go as code if it is ours:
+to compile them takes a node longer than to run them.
 """
 
 from __future__ import annotations
@@ -10,21 +11,35 @@ import ast
 import base64
 import importlib.util
 import json
+import marshal
 import re
 import sys
 import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from preflight import psutil_builds
 from preflight.cache import kept
 from preflight.errors import ConfigError
+from preflight.node import boot
 from preflight.trim import defined, trimmed, used
 
-BOOT = "preflight.node.boot"
-"""Run by `STAGE_0`; what it imports goes along."""
+BOOT = boot.__name__
+"""Run by `STAGE_0`; what it imports follows."""
+FOREIGN = (
+    "preflight.node.interpreter",
+    "preflight.node.linker",
+    "preflight.node.torch_interpreter",
+    "preflight.node.torch_rank",
+)
+"""Modules whose text is handed to another Python, the training interpreter."""
+CODE_CAP = 150_000
+"""Bytes, compressed. Code is twice as large as text: so much is more than what a quick run sends,
+and leaves all that goes to a node within 250 KB.
+"""
 PSUTIL = ("psutil", "psutil._common", "psutil._ntuples", "psutil._pslinux", "psutil._psposix")
 """What psutil imports on Linux, besides its compiled part; `_ntuples` since 7.2."""
 PYTHONS = (
@@ -32,6 +47,8 @@ PYTHONS = (
 )
 """Looked for in this order where the inventory names none: `python3` is the admin's choice."""
 MINIMUM = "3.8"
+POSITIONED = (ast.stmt, ast.expr, ast.excepthandler, ast.arg, ast.keyword, ast.alias)
+"""Nodes of a syntax tree that say where they stand."""
 
 # Parses on Python 2.7, so that an old interpreter can hand over to a newer one, or refuse in
 # words. No single quote, backslash, newline or exclamation mark: bash, dash, csh and fish must
@@ -51,9 +68,8 @@ STAGE_0 = (
     '"executable":sys.executable})+chr(10)),sys.stdout.flush(),os._exit(3));'
     "import zlib,signal;signal.alarm(int(a[4]));os.set_blocking(0,True);d=[];"
     "list(iter(lambda:d.append(os.read(0,min(65536,n-sum(map(len,d)))))or d[-1],bytes()));"
-    "m=json.loads(zlib.decompress(bytes().join(d)).decode());"
-    'exec(compile(m["preflight.node.boot"],"<preflight.node.boot>","exec"),'
-    '{"__name__":"preflight.node.boot","SOURCES":m,"TAG":t,"LIFE_S":int(a[4])})'
+    'exec(compile(zlib.decompress(bytes().join(d)),"<preflight.node.boot>","exec"),'
+    '{"__name__":"preflight.node.boot","TAG":t,"LIFE_S":int(a[4])})'
 )
 
 
@@ -120,7 +136,8 @@ def ours() -> dict[str, str]:
 
 def key(*parts: Any) -> bytes:
     """Return parts, and all else that what is trimmed of them depends on, as the cache wants it."""
-    tools = [Path(__file__).with_name(name).read_text() for name in ("payload.py", "trim.py")]
+    folder = Path(__file__).parent
+    tools = [(folder / one).read_text() for one in ("payload.py", "trim.py", "node/boot.py")]
     return json.dumps([sys.version, tools, parts]).encode()
 
 
@@ -169,44 +186,71 @@ class Payload:
         def make() -> bytes:
             wanted = {BOOT}.union(*(called(module, text) for module, text in checks.items()))
             wanted.update(f"{module}.*" for module in whole)
-            return zlib.compress(json.dumps(trimmed({**own, **checks}.get, wanted)).encode())
+            return json.dumps(trimmed({**own, **checks}.get, wanted)).encode()
 
-        self.blob = kept(key(own, dict(checks), whole), make)
-        text = "".join(json.loads(zlib.decompress(self.blob)).values())
+        self.sources: dict[str, str] = json.loads(kept(key(own, dict(checks), whole), make))
+        """The texts of our own modules that go to nodes, by name."""
+        self.blob = zlib.compress(self.sources.pop(BOOT).encode())
+        text = "".join(self.sources.values())
         calls = set(re.findall(r"\.(\w+)\(", text))
         self.wants_psutil, self.wants_nvml = bool(calls & {"psutil", "process"}), "nvml" in calls
         self._nvml = {f".{word}" for word in re.findall(r"\w+", text)}
         self._psutil = psutil_words(text)
-        self._packed: dict[tuple[str, str], tuple[str, str | None] | None] = {}
-        self._locks: dict[tuple[str, str], threading.Lock] = {}
+        self._packed: dict[tuple[str, str, bool], tuple[bytes, str | None]] = {}
+        self._locks: dict[tuple[str, str, bool], threading.Lock] = {}
 
-    def extras(self, hello: Mapping[str, Any]) -> tuple[str, str | None] | None:
-        """Return what else this node needs: sources, and psutil's compiled part, both packed.
+    def modules(self, hello: Mapping[str, Any]) -> tuple[bytes, str | None]:
+        """Return what this node needs besides: modules, and psutil's compiled part, both packed.
 
-        None when it needs nothing. Of many nodes that ask at once, the first of a kind has it made
-        and fetched.
+        Of many nodes that ask at once, the first of a kind has it made and fetched.
         """
         linux = hello.get("system") == "linux"
-        kind = (str(hello.get("machine")), str(hello.get("libc"))) if linux else ("", "")
+        machine = (str(hello.get("machine")), str(hello.get("libc"))) if linux else ("", "")
+        kind = (*machine, hello.get("code") == boot.code())
         with self._locks.setdefault(kind, threading.Lock()):
             if kind not in self._packed:
                 self._packed[kind] = self._pack(*kind)
             return self._packed[kind]
 
-    def _pack(self, machine: str, libc: str) -> tuple[str, str | None] | None:
+    def _pack(self, machine: str, libc: str, as_code: bool) -> tuple[bytes, str | None]:
         psutil = sorted(self._psutil) if self.wants_psutil and machine else []
         nvml = sorted(self._nvml | {"pynvml"}) if self.wants_nvml else []
-        if not (psutil or nvml):
-            return None
 
         def make() -> bytes:
-            sources = {**trimmed(psutil_text, psutil), **trimmed(pynvml_text, nvml)}
-            return pack(json.dumps(sources).encode()).encode()
+            theirs = {**trimmed(psutil_text, psutil), **trimmed(pynvml_text, nvml)}
+            texts = {**self.sources, **theirs}
+            coded = code_of(texts) if as_code else b""
+            return coded if 0 < len(coded) <= CODE_CAP else marshalled({}, texts)
 
         theirs = [*map(psutil_text, PSUTIL), pynvml_text("pynvml")]
-        sources = kept(key(theirs, psutil, nvml), make).decode()
+        modules = kept(key(self.sources, theirs, psutil, nvml, as_code), make)
         library = psutil_builds.find(machine, libc) if psutil else None
-        return sources, None if library is None else pack(library)
+        size = f"{len(modules):{boot.SIZE_DIGITS}}".encode()
+        return size + modules, None if library is None else pack(library)
+
+
+def code_of(texts: Mapping[str, str]) -> bytes:
+    """Return modules as code of this Python; as text those that another one is given."""
+    own = texts.keys() - set(FOREIGN)
+    codes = {name: compiled(texts[name], boot.place(name)) for name in sorted(own)}
+    return marshalled(codes, {name: text for name, text in texts.items() if name not in own})
+
+
+def compiled(text: str, place: str) -> CodeType:
+    """Return the code of a source, without columns, which would be a third of it.
+
+    A traceback on a node names file and line; of what stands there it has no text to show.
+    """
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, POSITIONED):
+            node.end_lineno, node.col_offset, node.end_col_offset = node.lineno, -1, -1
+    return compile(tree, place, "exec", dont_inherit=True)
+
+
+def marshalled(codes: dict[str, CodeType], texts: dict[str, str]) -> bytes:
+    """Return modules as `boot.main` takes them; texts alone are for every Python."""
+    return zlib.compress(marshal.dumps((codes, texts), marshal.version if codes else 4))
 
 
 def pack(data: bytes) -> str:

@@ -102,8 +102,6 @@ class Session:
             AgentError: the agent did not take the modules that follow its own.
             TransportError: it was lost before it could say.
         """
-        if self._loading is None:
-            return "not needed"
         loaded = self.answer(self._loading)
         if isinstance(loaded.value, dict):
             return str(loaded.value.get("psutil"))
@@ -148,8 +146,16 @@ class Session:
         calls: Sequence[tuple[str, str, Sequence[Any]]],
         limits_s: Sequence[float],
         opened: bool = False,
+        before: bytes = b"",
     ) -> list[Pending]:
-        """Send several requests at once: each packet costs more than a request."""
+        """Send several requests at once: each packet costs more than a request.
+
+        Args:
+            calls: module, function and arguments of each.
+            limits_s: how long each may take.
+            opened: whether they are open calls.
+            before: what goes first, modules.
+        """
         left = self._deadline - time.monotonic()
         asked, frames = [], []
         for (module, function, args), limit_s in zip(calls, limits_s, strict=True):
@@ -166,7 +172,7 @@ class Session:
             else:
                 self._pending |= {pending.number: pending for pending in asked}
         if left > 0 and not self._lost:
-            self._send(frames, asked)
+            self._send(before + b"".join(map(wire.encode, frames)), asked)
         for pending in asked:
             pending.sent(self._deadline)
         return asked
@@ -191,7 +197,7 @@ class Session:
     def stop(self, pending: Pending) -> Reply:
         """End an open call and return its answer."""
         if pending.frame is None:
-            self._send([{"id": pending.number, "stop": True}], [pending])
+            self._send(wire.encode({"id": pending.number, "stop": True}), [pending])
         # It may be the last that is asked of a node: long enough to find out that it is gone.
         pending.timeout_s = max(pending.timeout_s, QUIET_S + ALIVE_S)
         pending.sent(self._deadline)
@@ -265,8 +271,7 @@ class Session:
             self._pending.clear()
             self._news.notify_all()
 
-    def _send(self, frames: Sequence[Mapping[str, Any]], asked: Sequence[Pending]) -> None:
-        data = b"".join(map(wire.encode, frames))
+    def _send(self, data: bytes, asked: Sequence[Pending]) -> None:
         for pending in asked:
             pending.sent_at = now()
         try:
@@ -278,10 +283,10 @@ class Session:
                 self._ended.wait(SLACK_S)  # its listener meets the end too, and knows more of it
             self._lose(error)
 
-    def _load(self, payload: Payload, timeout_s: float) -> Pending | None:
-        """Send what this node needs besides, None if nothing; calls may follow at once."""
-        extras = payload.extras(self.hello)
-        return None if extras is None else self.ask(AGENT, "load", extras, timeout_s)
+    def _load(self, payload: Payload, timeout_s: float) -> Pending:
+        """Send all modules that this node needs; calls may follow at once."""
+        modules, library = payload.modules(self.hello)
+        return self.ask_all([(AGENT, "load", [library])], [timeout_s], before=modules)[0]
 
     def _hello(self, pending: Pending) -> dict[str, Any]:
         self._wait(pending, lambda: pending.frame is not None)

@@ -244,10 +244,13 @@ def is_text(node: ast.AST) -> bool:
 
 
 def shortened(node: ast.AST) -> str | None:
-    """Return a quicker definition of a TypedDict or NamedTuple, None for anything else.
+    """Return a quicker definition of a TypedDict, NamedTuple or NewType, None for anything else.
 
-    Those of `typing` compile each of their annotations.
+    `typing` takes 3 ms to import, and compiles each of their annotations.
     """
+    match node:
+        case ast.Assign([ast.Name(name)], ast.Call(ast.Name("NewType"), [_, kind])):
+            return f"{name} = {ast.unparse(kind)}"
     if not isinstance(node, ast.ClassDef):
         return None
     bases = {one.id for one in node.bases if isinstance(one, ast.Name)}

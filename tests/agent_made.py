@@ -87,11 +87,12 @@ class Machine:
 
 @contextlib.contextmanager
 def agent(
-    code: str, machine: Machine | None = None, python: str | None = None
+    sent: str | Payload, machine: Machine | None = None, python: str | None = None
 ) -> Iterator[Session]:
     """Start an agent with one check's source, and end it; nothing of it may be left."""
     machine = machine or Machine()
-    session = Session(machine, Payload({MODULE: dedent(code)}), 20, python)
+    payload = Payload({MODULE: dedent(sent)}) if isinstance(sent, str) else sent
+    session = Session(machine, payload, 20, python)
     try:
         yield session
     finally:

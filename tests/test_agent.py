@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
@@ -22,7 +22,8 @@ import pytest
 from preflight import psutil_builds
 from preflight.api import Reply
 from preflight.no_agent import AgentError
-from preflight.payload import PSUTIL, Payload, command, pack, psutil_text
+from preflight.node import boot
+from preflight.payload import Payload, command, pack
 from preflight.session import Running, Session
 from tests.agent_made import (
     MODULE,
@@ -400,23 +401,28 @@ def test_without_memory_files(tmp_path: Path) -> None:
         assert ask(session, "interfaces").value == sorted(psutil.net_if_stats())
 
 
+class Faulty(Payload):
+    """What is sent with another library in the place of psutil's."""
+
+    library = b""
+
+    def modules(self, hello: Mapping[str, Any]) -> tuple[bytes, str | None]:
+        return super().modules(hello)[0], pack(self.library)
+
+
 @pytest.mark.parametrize("fault", ["garbage", "truncated", "foreign"])
 def test_psutil_that_cannot_load(fault: str, tmp_path: Path) -> None:
     own = (psutil_builds.own_folder() / psutil_builds.LIBRARY).read_bytes()
     foreign = bytearray(own)
     foreign[18] ^= 0xFF  # e_machine of the ELF header
     library = {"garbage": b"garbage", "truncated": own[:1000], "foreign": bytes(foreign)}[fault]
-    sources = json.dumps({name: psutil_text(name) for name in PSUTIL})
     bare, _ = made_prefix(tmp_path / "bare")
-    with agent(
-        "def psu(node): return getattr(node, 'psu' + 'til')('cpu_count')", Machine(), bare
-    ) as session:
-        assert session.psutil == "not needed"
-        args = [pack(sources.encode()), pack(library)]
-        said = session.call("preflight.node.agent", "load", args).value["psutil"]
+    payload = Faulty({MODULE: "def psu(node): return node.psutil('cpu_count')"})
+    payload.library = library
+    with agent(payload, Machine(), bare) as session:
         why = "loading it crashes" if fault == "truncated" else "/proc/self/fd/"
-        assert said.startswith(f"none: sent psutil: {why}")
-        assert said.endswith("; installed psutil: No module named 'psutil'")
+        assert session.psutil.startswith(f"none: sent psutil: {why}")
+        assert session.psutil.endswith("; installed psutil: No module named 'psutil'")
         assert problem(ask(session, "psu"))[0] == "unobservable"
 
 
@@ -457,12 +463,15 @@ def test_problems(deeds: Session, function: str, kind: str, message: str) -> Non
     assert ask(deeds, "echo", 1).value == [1]
 
 
-def test_a_bug_names_file_and_line(deeds: Session) -> None:
-    reply = ask(deeds, "bug")
+@pytest.mark.parametrize("version", ["3.8", "3.13", "{}.{}".format(*sys.version_info)])
+def test_a_bug_names_file_and_line(version: str) -> None:
+    with agent(DEEDS, python=python(version)) as session:
+        reply = ask(session, "bug")
+        came_as_text = session.hello["code"] != boot.code()
     assert reply.problem is not None
     trace = reply.problem["traceback"]
     assert f'File "{MODULE.replace(".", "/")}.py", line 16, in bug\n' in trace
-    assert '    def bug(node): return {"a": 1}["b"]\n' in trace
+    assert ('    def bug(node): return {"a": 1}["b"]\n' in trace) == came_as_text
 
 
 def test_too_large(deeds: Session) -> None:

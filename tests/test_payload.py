@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import base64
-import json
+import importlib.util
+import marshal
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import traceback
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,27 +24,34 @@ from hypothesis import strategies as st
 
 from preflight import catalog
 from preflight.errors import ConfigError
-from preflight.payload import STAGE_0, Payload, command, pack, quote
+from preflight.node import boot, collective, software
+from preflight.payload import BOOT, FOREIGN, STAGE_0, Payload, command, pack, quote
 from tests.messages.aloud import Aloud
 
 BLOB_CAP = 250_000
 """Bytes to each node in all, compressed: 1,000 nodes take 2 s of a gigabit link."""
 
 
-def sources(made: Payload) -> dict[str, str]:
-    found: dict[str, str] = json.loads(zlib.decompress(made.blob))
-    return found
-
-
-def unpacked(made: Payload, **hello: str) -> tuple[dict[str, str], bytes | None]:
-    extras = made.extras(hello)
-    assert extras is not None
-    modules, library = (zlib.decompress(base64.b64decode(p)) if p else None for p in extras)
-    assert modules is not None
-    return json.loads(modules), library
-
-
 HERE = {"system": "linux", "machine": os.uname().machine, "libc": "glibc 2.31"}
+"""Of another Python: what it is given is text."""
+ALIKE = {**HERE, "code": boot.code()}
+
+
+def sources(made: Payload) -> dict[str, str]:
+    return {BOOT: zlib.decompress(made.blob).decode(), **made.sources}
+
+
+def modules(packed: bytes) -> tuple[dict[str, CodeType], dict[str, str]]:
+    size, rest = int(packed[: boot.SIZE_DIGITS]), packed[boot.SIZE_DIGITS :]
+    assert size == len(rest)
+    codes, texts = marshal.loads(zlib.decompress(rest))
+    return codes, texts
+
+
+def texts(made: Payload, hello: Mapping[str, str] = HERE) -> dict[str, str]:
+    codes, found = modules(made.modules(hello)[0])
+    assert codes == {}
+    return found
 
 
 CORE = {
@@ -131,13 +143,10 @@ def test_modules_that_are_sent_whole() -> None:
 )
 def test_only_what_is_used(text: str, psutil: bool, nvml: bool) -> None:
     made = Payload({"preflight.checks.a.b": text})
-    if not (psutil or nvml):
-        assert made.extras(HERE) is None
-        return
-    modules, library = unpacked(made, **HERE)
-    assert ("psutil" in modules, "pynvml" in modules) == (psutil, nvml)
-    assert (library is not None) == psutil
-    assert made.extras(HERE) is made.extras(HERE)
+    found = texts(made)
+    assert ("psutil" in found, "pynvml" in found) == (psutil, nvml)
+    assert (made.modules(HERE)[1] is not None) == psutil
+    assert made.modules(HERE) is made.modules(HERE)
 
 
 @pytest.mark.parametrize(
@@ -151,22 +160,64 @@ def test_only_what_is_used(text: str, psutil: bool, nvml: bool) -> None:
     ],
 )
 def test_of_psutil_only_what_is_used(text: str, connections: bool, process: bool) -> None:
-    modules, _ = unpacked(Payload({"preflight.checks.a.b": text}), **HERE)
-    assert ("def net_connections(" in modules["psutil"]) == connections
-    assert ("class Process" in modules["psutil"]) == process
-    assert "class Error" in modules["psutil._common"]
+    found = texts(Payload({"preflight.checks.a.b": text}))
+    assert ("def net_connections(" in found["psutil"]) == connections
+    assert ("class Process" in found["psutil"]) == process
+    assert "class Error" in found["psutil._common"]
 
 
 def test_a_node_that_is_not_linux() -> None:
     made = Payload({"c": "def f(node): return node.psutil('cpu_count')"})
-    assert made.extras({"system": "darwin", "machine": "arm64", "libc": ""}) is None
+    darwin = {"system": "darwin", "machine": "arm64", "libc": ""}
+    assert "psutil" not in texts(made, darwin)
+    assert made.modules(darwin)[1] is None
 
 
-def test_all_checks_together_are_small() -> None:
+def test_a_node_with_our_python_is_given_code() -> None:
+    text = "\n\ndef f(node): return 1 / 0\n"
+    made = Payload({"preflight.checks.a.b": text}, ["preflight.node.interpreter"])
+    codes, found = modules(made.modules(ALIKE)[0])
+    assert set(found) == {"preflight.node.interpreter", "preflight.node.linker"}
+    assert codes.keys() | set(found) == made.sources.keys()
+    place: dict[str, Any] = {}
+    exec(codes["preflight.checks.a.b"], place)
+    with pytest.raises(ZeroDivisionError) as caught:
+        place["f"](None)
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert (last.filename, last.lineno) == ("preflight/checks/a/b.py", 3)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    ["", "cpython-38 550d0d0a", boot.code().replace("cpython", "pypy"), "garbage", 7, None],
+)
+def test_a_node_with_another_python_is_given_text(theirs: Any) -> None:
+    made = Payload({"preflight.checks.a.b": "def f(node): return 1"})
+    found = modules(made.modules({**HERE, "code": theirs})[0])
+    assert found == ({}, made.sources)
+
+
+def test_modules_that_another_python_is_given_are_sent_as_text() -> None:
+    asked = {name for name in FOREIGN if importlib.util.find_spec(name)}
+    assert asked == {software.MAIN.rpartition(".")[0], software.LINKER} | {
+        collective.MAIN.rpartition(".")[0],
+        collective.RANK,
+    }
+
+
+def test_what_a_quick_run_sends_is_code() -> None:
+    loaded = catalog.load().select([], "quick")
+    codes, _ = modules(Payload({one.module: one.text for one in loaded}).modules(ALIKE)[0])
+    assert "psutil" in codes
+
+
+@pytest.mark.parametrize("hello", [HERE, ALIKE])
+def test_all_checks_together_are_small(hello: dict[str, str]) -> None:
     loaded = catalog.load().values()
     made = Payload({one.module: one.text for one in loaded})
-    extras = made.extras(HERE) or ("", "")
-    assert len(made.blob) + len(extras[0]) + len(extras[1] or "") < BLOB_CAP
+    found, library = made.modules(hello)
+    assert library
+    assert len(made.blob) + len(found) + len(library) < BLOB_CAP
 
 
 @given(st.binary())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shlex
 import sys
@@ -34,7 +33,8 @@ class Impostor:
     """A node where a Python script stands in for the agent.
 
     Args:
-        script: has `say(frame)`, `hear()` for the next request, and `tag`.
+        script: has `say(frame)`, `hear()` for the next request, and `tag`; the first request,
+            to load modules, is answered by `hear()` itself unless the script does `take()`.
     """
 
     facts: LoginFacts
@@ -44,13 +44,19 @@ tag, length = sys.argv[1], int(sys.argv[2])
 left = length
 while left:
     left -= len(os.read(0, left))
-requests = os.fdopen(0)
+requests, taken = os.fdopen(0, "rb"), []
 def out(text):
     sys.stdout.write(text)
     sys.stdout.flush()
 def say(frame):
     out("\\n" + tag + json.dumps(frame) + "\\n")
+def take():
+    requests.read(int(requests.read(8)))
+    taken.append(json.loads(requests.readline()))
+    return taken[0]
 def hear():
+    if not taken:
+        say({"id": take()["id"], "value": {"psutil": "not needed"}})
     return json.loads(requests.readline())
 """
 
@@ -112,7 +118,7 @@ def test_hello_and_answer(start: Start) -> None:
     session = start("f = hear(); say({'id': f['id'], 'value': f, 'seconds': 0.25})")
     answered = session.call("a.b", "c", [1, "ü"], 3)
     assert answered == Reply(
-        {"id": 1, "module": "a.b", "function": "c", "args": [1, "ü"], "timeout_s": 3}, None, 0.25
+        {"id": 2, "module": "a.b", "function": "c", "args": [1, "ü"], "timeout_s": 3}, None, 0.25
     )
     assert session.psutil == "not needed"
     assert session.hello == HELLO["hello"]
@@ -132,15 +138,15 @@ def test_what_is_not_ours_is_ignored(start: Start) -> None:
         """
 f = hear()
 out("banner without newline")
-out('preflight-0000000000000000:{"id": 1, "value": "forged"}\\n')
-out('{"id": 1, "value": "forged"}\\n')
+out('preflight-0000000000000000:{"id": 2, "value": "forged"}\\n')
+out('{"id": 2, "value": "forged"}\\n')
 out(tag + "{garbage\\n")
 out(tag + "[1]\\n")
-for number in (99, "1", 1.5, None, [1], {}, -1, 0):
+for number in (99, "2", 2.5, None, [2], {}, -1, 0):
     say({"id": number, "value": "not asked for"})
 say({})
 say({"hello": {"python": "again"}})
-say({"id": 1, "value": "true"})
+say({"id": 2, "value": "true"})
 """
     )
     assert session.call("m", "f").value == "true"
@@ -276,11 +282,8 @@ class Deaf:
 
 def test_an_interpreter_that_takes_no_input() -> None:
     node = Deaf()
-    probe = f"def probe(node): return {os.urandom(60_000).hex()!r}"
-    payload = Payload({"preflight.checks.a.b": probe})
-    assert len(payload.blob) > 1 << 16  # more than a pipe holds
     with pytest.raises(AgentError) as caught:
-        Session(node, payload, 0.3)
+        Session(node, Payload({}), 0.3)
     assert caught.value.message == (
         "the login worked, but the agent did not start: no answer 0.3 s after the command was sent"
     )
@@ -387,10 +390,9 @@ def test_hostile_refusal(aloud: Aloud) -> None:
 
 
 def test_modules_not_taken(aloud: Aloud) -> None:
-    payload = Payload({"preflight.checks.a.b": "def f(node): return node.nvml('nvmlInit')"})
-    said = "say({'id': hear()['id'], 'problem': {'kind': 'x', 'message': 'full'}})"
+    said = "say({'id': take()['id'], 'problem': {'kind': 'x', 'message': 'full'}})"
     node = Impostor(f"say({HELLO!r}); {said}")
-    session = Session(node, payload, 20)
+    session = Session(node, Payload({}), 20)
     with pytest.raises(AgentError) as caught:
         session.psutil  # noqa: B018 - a property that waits
     session.close()

@@ -188,6 +188,17 @@ def test_a_module_that_is_named_by_a_string() -> None:
     assert trimmed(texts.get, ["m.f"]) == texts
 
 
+def test_new_types() -> None:
+    text = """from typing import NewType
+Address = NewType("Address", str)
+Others = NewType("Others", "list[Address]")
+odd = made = NewType("odd", str)
+"""
+    assert kept(text, "m.Address") == ["Address = str"]
+    assert kept(text, "m.Others") == ["Others = 'list[Address]'"]
+    assert kept(text, "m.odd") == text.splitlines()[::3]
+
+
 def test_named_tuples() -> None:
     text = """from typing import NamedTuple
 ONE = 1

@@ -21,7 +21,7 @@ import sys
 import time
 import zlib
 from resource import RLIMIT_CORE, RUSAGE_CHILDREN, RUSAGE_SELF, getrlimit, setrlimit
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 from preflight.node import psutil_loader, scratch, toolbox
 from preflight.node.child import cpu_s, encode, problem, work, write_all
@@ -50,12 +50,12 @@ class Agent:
 
     Args:
         tag: goes before every line written, so that banners and stray prints are told apart.
-        sources: the modules sent so far by name; `load` adds to it.
+        modules: the names of those that were sent.
     """
 
-    def __init__(self, tag: str, sources: dict[str, str]) -> None:
+    def __init__(self, tag: str, modules: Collection[str]) -> None:
         self.tag = tag.encode()
-        self.sources = sources
+        self.modules = modules
         self.waiting: list[Mapping[str, Any]] = []
         self.children: dict[int, Child] = {}
         self.heard: dict[int, Child] = {}
@@ -70,8 +70,6 @@ class Agent:
         toolbox.prctl(PR_SET_CHILD_SUBREAPER, 1)
         os.chdir("/")  # what probes start must not find a stray json.py in the home directory
         setrlimit(RLIMIT_CORE, (0, getrlimit(RLIMIT_CORE)[1]))  # nothing is left on disk
-        for fd in (0, 1):
-            os.set_blocking(fd, True)  # sudo with I/O logging leaves them non-blocking
         os.set_blocking(self.waker, False)
         signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only the byte in the pipe counts
@@ -82,8 +80,6 @@ class Agent:
         for fd in (0, self.woken):
             self.poller.register(fd, select.POLLIN)
         try:
-            self.say({"hello": hello()})
-            self.flush()
             self.prepare()
             while self.turn():
                 pass
@@ -96,7 +92,7 @@ class Agent:
 
         One that does not import is left to the children: there it is an answer.
         """
-        for name in sorted(self.sources):
+        for name in sorted(self.modules):
             if name.startswith("preflight.node.") and not name.endswith(INTERPRETER):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(name)
@@ -179,17 +175,15 @@ class Agent:
         """Return this machine's clock, at once: the round trip bounds its offset."""
         return time.time()
 
-    def do_load(self, sources: str, library: str | None) -> dict[str, Any]:
-        """Take more modules and psutil's compiled part; say how psutil was loaded.
+    def do_load(self, library: str | None) -> dict[str, Any]:
+        """Take psutil's compiled part; say how psutil was loaded.
 
         psutil is imported here once rather than in every child; pynvml too, where it will be of
         use. Importing it does not touch the driver; only its `nvmlInit` does.
         """
-        modules: dict[str, str] = json.loads(unpack(sources))
-        self.sources.update(modules)
-        if "pynvml" in modules and os.path.exists(DRIVER):
+        if "pynvml" in self.modules and os.path.exists(DRIVER):
             importlib.import_module("pynvml")
-        if "psutil" not in modules:
+        if "psutil" not in self.modules:
             return {"psutil": "not needed"}
         return {"psutil": psutil_loader.load(unpack(library) if library else None)}
 
@@ -341,24 +335,3 @@ def hush() -> None:
 def unpack(packed: str) -> bytes:
     """Return the bytes that `payload.pack` was given."""
     return zlib.decompress(binascii.a2b_base64(packed))
-
-
-def libc() -> str:
-    """Return name and version of the GNU C library, nothing for another one."""
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (OSError, ValueError):
-        return ""
-
-
-def hello() -> dict[str, Any]:
-    """Return what the controller must know before it calls anything."""
-    return {
-        "python": ".".join(str(number) for number in sys.version_info[:3]),
-        "executable": sys.executable,
-        "machine": os.uname().machine,
-        "system": sys.platform,
-        "libc": libc(),
-        "uid": os.getuid(),
-        "pid": os.getpid(),
-    }

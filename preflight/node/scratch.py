@@ -40,10 +40,10 @@ def folder() -> Iterator[Path]:
 def clear() -> None:
     """Remove what calls have left."""
     if root and os.path.isdir(root):
-        remove(Path(root))
+        remove(root)
 
 
-def remove(path: Path) -> None:
+def remove(path: str | Path) -> None:
     """Remove a folder, as far as that goes."""
     import shutil
 
