@@ -88,6 +88,9 @@ class Story:
         self._last: dict[Who, Seen] = {}
         self._rank_of: dict[tuple[str, int], int] = {}
         self._rank_in: dict[str, int] = {}
+        self._host: dict[str, Seen] = {}
+        self._rank_on: dict[tuple[str, str], int] = {}
+        """By host and local rank, as torchrun's tables of failures tell it."""
         self._world = 0
         self.ends: dict[str, int] = {}
         """By file, the number of its last line."""
@@ -118,6 +121,13 @@ class Story:
         told, who = seen.told, seen.who
         if who.folder and who.rank is not None:
             self._rank_in.setdefault(who.folder, who.rank)
+        if "failed_on" in told:
+            self._host[seen.file] = seen
+        host = self._host.get(seen.file)
+        if "failed_local" in told and host and host.line + 1 == seen.line and who.rank is not None:
+            name = host.told["failed_on"]
+            for one in (name, name.partition(".")[0]):
+                self._rank_on[one, told["failed_local"]] = who.rank
         if "nranks" in told and "comm_rank" in told and who.pid is not None:
             world = int(told["nranks"])
             if world > self._world:
@@ -132,8 +142,12 @@ class Story:
             return who._replace(rank=self._rank_of[who.node, who.pid])
         if who.rank is None and who.folder in self._rank_in:
             return who._replace(rank=self._rank_in[who.folder])
+        path = PurePath(who.folder)
+        for node in path.parts if who.rank is None else ():
+            if (node, path.name) in self._rank_on:
+                return who._replace(rank=self._rank_on[node, path.name], node=who.node or node)
         if who.rank is None and who.folder and len(self._logs.runs) == 1:
-            return who._replace(rank=int(PurePath(who.folder).name))
+            return who._replace(rank=int(path.name))
         return who
 
     @property

@@ -21,7 +21,7 @@ CODE = Rule(
     source="torchrun's table of failures",
 )
 RANK = Rule(
-    r"rank      : (?P<rank>\d{1,7}) \(local_rank: \d{1,4}\)",
+    r"rank      : (?P<rank>\d{1,7}) \(local_rank: (?P<failed_local>\d{1,4})\)",
     Kind.FACT,
     source="torchrun's table of failures, the line before",
 )
@@ -60,7 +60,12 @@ SENT = Rule(
     Kind.FACT,
     source="torchrun's table of failures",
 )
-RULES = (CODE, RANK, AGENT, TASKS, MPI, DEEPSPEED, SPAWNED, SENT)
+HOST = Rule(
+    r"host      : (?P<failed_on>[\w.-]{1,253})",
+    Kind.FACT,
+    source="torchrun's table of failures, the line before that of the rank",
+)
+RULES = (CODE, HOST, RANK, AGENT, TASKS, MPI, DEEPSPEED, SPAWNED, SENT)
 HOW = {
     "Segmentation fault": -signal.SIGSEGV,
     "Bus error": -signal.SIGBUS,

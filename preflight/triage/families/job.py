@@ -300,7 +300,7 @@ def named(story: Story, start: Seen, ranks: list[int]) -> str:
     node = story.node_of(who)
     where = f" on {node}" if node else ""
     if who.rank is None:
-        return f"a rank{where}"
+        return f"a rank{where}" if where else story.called(who)
     others = len(ranks) - 1
     more = f" (and {others} other{'s' if others > 1 else ''})" if others else ""
     return f"rank {who.rank}{where}{more}"
