@@ -47,9 +47,12 @@ NAMED = re.compile(
 """Where names of machines stand."""
 USERS = re.compile(r"\b(?:user|USER|LOGNAME|username)=([\w.-]+)|\buid=\d+\(([\w.-]+)\)")
 SECRETS = re.compile(
-    r"\b(?P<name>[A-Za-z][\w-]*)(?P<is>=|: ?)(?P<value>[^\s,;'\"]+)"
+    r"(?P<name>\b[A-Za-z][\w-]*(?=[=:])|--[A-Za-z][\w-]*(?= [^\s-]))(?P<is>=|: ?| )"
+    r"(?P<value>[^\s,;'\"]+)"
     r"|(?P<bearer>\bBearer )\S+|\b(?:hf|ghp|gho|glpat|xox[bp]|sk|AKIA)[_-]?[A-Za-z0-9_-]{16,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web tokens
 )
+JOB_NAME = re.compile(r"job_?name", re.IGNORECASE)
 PATHS = re.compile(
     r"(?P<host>(?<=://)[^\s/'\"]+)(?P<in>(?:/[\w.+@=%~-]+)+)|(?<![\w.:/~-])(?:/[\w.+@=%~-]+){2,}"
 )
@@ -264,7 +267,9 @@ def without_secret(match: re.Match[str]) -> str:
     name = match["name"]
     if name is None:
         return f"{match['bearer'] or ''}{HIDDEN}"
-    return f"{name}{match['is']}{HIDDEN}" if SECRET_NAME.search(name) else match.group()
+    plain = name.lstrip("-").replace("-", "_")
+    private = SECRET_NAME.search(plain) or JOB_NAME.search(plain)
+    return f"{name}{match['is']}{HIDDEN}" if private else match.group()
 
 
 def without_path(path: str, key: bytes) -> str:

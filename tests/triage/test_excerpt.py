@@ -31,6 +31,8 @@ trainer-07:4242:4300 [0] misc/socket.cc:456 NCCL WARN socketStartConnect: Connec
 trainer-07:4242:4300 [0] NCCL INFO NCCL_DEBUG_FILE set by environment to /fsx/falcon/nccl.%h
 WANDB_API_KEY=0123456789abcdef0123 wrote to https://jsmith:pw@files.corp.example.com/falcon/x
 HF_TOKEN: hf_abcdefghijklmnopqrstuvw user=jsmith from trainer-07.corp.example.com
++ export SLURM_JOB_NAME=osprey-7b; run --verbose --api-key swordfish --job-name=osprey-7b x
+authorization eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N
 GPU-6bf4a9c2-9f5c-4e0a-8b6e-0d5c7e1f2a3b serial: 1324821012345 at aa:bb:cc:dd:ee:ff
 Traceback (most recent call last):
   File "/home/jsmith/falcon/train.py", line 12, in main
@@ -42,6 +44,7 @@ system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.18.5
 PRIVATE = (
     *("trainer-07", "corp.example", "jsmith", "falcon", "10.11.12", "10.11.99", "/fsx"),
     *("0123456789abcdef0123", "hf_abc", ":pw@", "6bf4a9c2", "1324821012345", "dd:ee:ff"),
+    *("osprey", "swordfish", "eyJ"),
 )
 
 
