@@ -277,9 +277,11 @@ def judged(ways: Mapping[str, Way], master: str) -> dict[str, Verdict]:
     """Return the verdicts of one way to the master, by node; the master's own is always there."""
     dials = {node: way.dial for node, way in ways.items() if way.dial}
     at_fault = blocked({node: one["result"] for node, one in dials.items()}, master)
-    verdicts = {n: of_node(way, at_fault) for n, way in ways.items() if n != master}
+    mute = any(way.dial is None for node, way in ways.items() if node != master)
+    heard = " that tells" if mute else ""
+    verdicts = {n: of_node(way, at_fault, heard) for n, way in ways.items() if n != master}
     own = ways.get(master) or next(iter(ways.values()))._replace(dial=None)
-    return {**verdicts, master: of_master(own, dials, at_fault)}
+    return {**verdicts, master: of_master(own, dials, at_fault, heard)}
 
 
 def blocked(results: Mapping[str, str], master: str) -> str:
@@ -296,11 +298,11 @@ def blocked(results: Mapping[str, str], master: str) -> str:
     return Counter(outer).most_common(1)[0][0]
 
 
-def of_master(way: Way, dials: Mapping[str, Dial], at_fault: str) -> Verdict:
-    """Return the verdict of the node that has the port."""
+def of_master(way: Way, dials: Mapping[str, Dial], at_fault: str, heard: str) -> Verdict:
+    """Return the verdict of the node that has the port; `heard` limits who else is spoken of."""
     itself = way.dial["result"] if way.dial else OK
     if at_fault:
-        who = "no other node reaches" if itself == OK else "no node reaches"
+        who = f"no {'other ' if itself == OK else ''}node{heard} reaches"
         # the master's own dial last: no ICMP message turns that one away
         met = sorted(dials, key=lambda node: node == way.master)
         words = usual([in_words(dials[n]) for n in met if dials[n]["result"] == at_fault])
@@ -313,8 +315,8 @@ def of_master(way: Way, dials: Mapping[str, Dial], at_fault: str) -> Verdict:
     return ok(f"port {way.port} is free" + (count if others else ""))
 
 
-def of_node(way: Way, at_fault: str) -> Verdict:
-    """Return the verdict of a node that dials."""
+def of_node(way: Way, at_fault: str, heard: str) -> Verdict:
+    """Return the verdict of a node that dials; `heard` limits who else is spoken of."""
     own, master = way.dial, way.master
     if own is None:
         return unknown(way.problem)
@@ -327,7 +329,7 @@ def of_node(way: Way, at_fault: str) -> Verdict:
     if own["result"] in OWN_FAULT:
         return unreached(summary, way, own["result"])
     if at_fault == own["result"]:
-        return ok(f"like every other node, does not reach {place}: the fault is at {master}")
+        return ok(f"like every other node{heard}, does not reach {place}: the fault is at {master}")
     if at_fault:
         return unknown(f"{summary}; no other node reaches it either, so see to {master} first")
     return replace(unreached(summary, way, own["result"]), scope="pair", peers=(master,))
