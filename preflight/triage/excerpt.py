@@ -30,6 +30,11 @@ from preflight.triage.story import NEAR, Seen, Story
 
 MARK = "#: "
 ONE_FILE = "job.log"
+ORDINARY = re.compile(
+    r"(?:std(?:out|err)|out(?:put)?|err(?:or)?|job|train|dmesg|kern|messages|syslog|slurm[-_\d]*)"
+    r"(?:\.(?:log|txt|out|err))?"
+)
+"""Names of files that tell of nobody."""
 FEW = 8
 """Ranks whose start-up is taken at first; all, if the case needs them."""
 AROUND = {True: 2, False: 1}
@@ -117,8 +122,9 @@ def excerpt(
     head = {"case": name, "source": source(story), "cause": cause, "world": "0"}
 
     def of(wanted: Iterable[Seen]) -> Excerpt:
-        parts, left_out = taken(logs, wanted)
-        hidden = replaced(parts, names(story), key)
+        hosts = names(story)
+        parts, left_out = taken(logs, wanted, hosts)
+        hidden = replaced(parts, hosts, key)
         count = sum(map(len, hidden.values()))
         return Excerpt(written(head, hidden), count, cause, first_cause(hidden, families), left_out)
 
@@ -148,7 +154,7 @@ def few(story: Story, ranked: Sequence[Hypothesis]) -> list[Seen]:
 
 
 def taken(
-    logs: Sequence[Log], wanted: Iterable[Seen]
+    logs: Sequence[Log], wanted: Iterable[Seen], hosts: Sequence[str]
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """Return the wanted lines by file, and the files that are no text."""
     by_file: dict[str, list[Seen]] = {}
@@ -164,19 +170,23 @@ def taken(
             continue
         source = ras.as_text(log) if ras.is_ras(head) else log
         lines = around(source, by_file[log.name])
-        found[called(log.name, [*found], len(by_file) == 1)] = lines
+        found[called(log.name, [*found], len(by_file) == 1, hosts)] = lines
     return found, tuple(left_out)
 
 
-def called(name: str, others: Sequence[str], alone: bool) -> str:
-    """Return how a file is called in a case: shortly, and so that it still tells whose it is."""
+def called(name: str, others: Sequence[str], alone: bool, hosts: Sequence[str]) -> str:
+    """Return how a file is called in a case: so that it still tells whose it is, and no more."""
     owner = prefix.of_file(name)
     if alone and owner == prefix.NOBODY:
         return ONE_FILE
     path = PurePath(name)
+    machines = {*hosts, *(host.partition(".")[0] for host in hosts)}
     short = path.name
-    if prefix.of_file(short) != owner:  # torchrun's folders say whose it is
-        short = "/".join(path.parts[-3:])
+    if owner != prefix.NOBODY and prefix.of_file(short) != owner:  # torchrun's folders say it
+        *above, _, _, _ = path.parts
+        short = "/".join([*(part for part in above if part in machines), *path.parts[-3:]])
+    elif owner == prefix.NOBODY and not (path.stem in machines or ORDINARY.fullmatch(short)):
+        short = f"{len(others)}{path.suffix}"
     return f"{len(others)}/{short}" if short in others else short
 
 

@@ -244,9 +244,8 @@ class Story:
         who = self.whose(who)
         if who.node or who.rank is None:
             return who.node
-        return next(
-            (node for (node, _), rank in self._rank_of.items() if rank == who.rank and node), ""
-        )
+        told = (*self._rank_of.items(), *self._rank_on.items())
+        return next((node for (node, _), rank in told if rank == who.rank and node), "")
 
     def called(self, who: Who) -> str:
         """Return what people call a rank, or of what is known of it, the most telling."""

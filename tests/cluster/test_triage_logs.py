@@ -261,7 +261,7 @@ def test_a_rank_that_does_not_come(bed: Testbed) -> None:
     folder = train(bed, (*C10D, FILES), ranks=4, fault="sleep", who=3, timeout_s=SHORT_S)
     cause, ranks, says = first(folder)
     assert (cause, ranks) == ("job.mismatched_collective", [3])
-    assert says == "rank 3 did not come to a collective in which 3 ranks waited"
+    assert says == "rank 3 on tb2 did not come to a collective in which 3 ranks waited"
 
 
 @pytest.mark.parametrize("launcher", [(*C10D, FILES), BY_HAND])

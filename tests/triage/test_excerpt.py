@@ -108,3 +108,19 @@ def test_a_dump_of_the_flight_recorder_is_left_out(tmp_path: Path) -> None:
     _, made, again = saved([str(tmp_path)], tmp_path)
     assert [*again.files] == ["job.log"]
     assert made.left_out == (str(tmp_path / "nccl_trace_rank_0"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("falcon/gpu-07.log", "2.log"),
+        ("gpu-07/stderr.log", "stderr.log"),
+        ("falcon/trainer-07.log", "trainer-07.log"),
+        ("falcon/rank_3.log", "rank_3.log"),
+        ("falcon/trainer-07/7_x/attempt_0/1/stdout.log", "trainer-07/attempt_0/1/stdout.log"),
+        ("trainer-07/out.log", "2/out.log"),
+    ],
+)
+def test_what_a_file_is_called(name: str, said: str) -> None:
+    others = ["1.log", "out.log"]
+    assert excerpt.called(name, others, False, ["trainer-07.corp.example.com"]) == said
