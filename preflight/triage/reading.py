@@ -13,8 +13,9 @@ from preflight.triage import flight_recorder, prefix, ras
 from preflight.triage.family import Family
 from preflight.triage.files import Log
 from preflight.triage.flight_recorder import Flight
+from preflight.triage.launches import Launches
 from preflight.triage.prefix import LONGEST, Prefix, Who
-from preflight.triage.rule import BY_OTHERS, FOLLOWED, RAISED, WENT_ON, Kind, Rule
+from preflight.triage.rule import BY_OTHERS, FOLLOWED, RAISED, WENT_ON, Rule
 from preflight.triage.sieve import TRACEBACK, Hit, Sieve
 from preflight.triage.story import Logs, Seen, Story
 
@@ -30,8 +31,8 @@ ONLY_TOLD = re.compile(r"Exception ignored in|--- Logging error ---|xception was
 """What stands before a traceback by which nothing ends."""
 STEP = re.compile(r"\b(?:step|iter|iteration|epoch|loss|it/s|s/it)\b", re.IGNORECASE)
 """What a line of progress has in it."""
-MOST_LAUNCHES = 10_000
-"""In one file; what comes after is all told of the last one."""
+MOST_OF_NOBODY = 100_000
+"""Lines that do not tell of which launch they are; those of further files are of the first."""
 OWN = {"rank", "node", "pid"}
 """Groups that say whose line it is."""
 
@@ -55,11 +56,10 @@ class Reader:
 
     @property
     def stories(self) -> list[Story]:
-        """What was read, by launch; what is not lines is of the last one."""
+        """What was read, by launch; what does not tell of which it is, is of the last one."""
         if self._documents:
-            self._stories = self._stories or [Story(self._logs)]
             for seen in self._documents:
-                self._stories[-1].add(seen)
+                self._give(max(0, len(self._stories) - 1), seen)
             self._stories[-1].extra[flight_recorder.NAME] = self._flight
             self._documents = []
         return self._stories
@@ -82,25 +82,26 @@ class Reader:
         """Take in the lines of a log."""
         owner = prefix.of_file(log.name)
         self._logs.meet(owner)
-        launch, failed = 0, False
+        launches = Launches(self._give)
         tracebacks = Tracebacks()
         for hit in self._sieve.hits(log):
             self._order += 1
             before = prefix.read(hit.text, owner)
-            found = [*self.matched(log, hit, before)]
+            for seen in self.matched(log, hit, before):
+                launches.take(seen)
             if ended := tracebacks.read(before):
                 who, words, order = before.who, before.text, self._order
-                found.append(Seen(log.name, hit.number, words, who, before.time, order, *ended))
-            for seen in found:
-                if seen.rule.starts and failed:
-                    launch, failed = min(launch + 1, MOST_LAUNCHES), False
-                failed |= seen.rule.kind > Kind.FACT
-                while len(self._stories) <= launch:
-                    self._stories.append(Story(self._logs))
-                self._stories[launch].add(seen)
-        if self._stories:
-            self._stories[min(launch, len(self._stories) - 1)].ends[log.name] = self._sieve.lines
+                launches.take(Seen(log.name, hit.number, words, who, before.time, order, *ended))
         self._logs.lines[log.name] = self._sieve.lines
+        if owner != prefix.NOBODY or len(self._documents) > MOST_OF_NOBODY:
+            launches.settle()
+        self._documents += launches.end()
+
+    def _give(self, launch: int, seen: Seen) -> None:
+        """Tell a launch of one of its lines."""
+        while len(self._stories) <= launch:
+            self._stories.append(Story(self._logs))
+        self._stories[launch].add(seen)
 
     def dumped(self, log: Log, head: bytes) -> Iterator[Seen]:
         """Yield what a dump of the flight recorder tells, once for each process group."""

@@ -92,8 +92,6 @@ class Story:
         self._rank_on: dict[tuple[str, str], int] = {}
         """By host and local rank, as torchrun's tables of failures tell it."""
         self._world = 0
-        self.ends: dict[str, int] = {}
-        """By file, the number of its last line."""
         self.extra: dict[str, object] = {}
         """What is not lines: flight recorder dumps, RAS; by the reader's name."""
 
@@ -265,7 +263,7 @@ class Story:
 
     def is_last(self, seen: Seen) -> bool:
         """Whether nothing follows a line in its file."""
-        return self.ends.get(seen.file, 0) - seen.line <= LAST
+        return self._logs.lines.get(seen.file, 0) - seen.line <= LAST
 
     def owners(self, lines: Iterable[Seen]) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the ranks and the nodes of lines."""

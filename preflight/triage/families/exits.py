@@ -40,9 +40,14 @@ TASKS = Rule(
 )
 MPI = Rule(
     r"process rank (?P<rank>\d{1,7}) with PID \d{1,9} on node (?P<node>[\w.-]{1,80}) "
-    r"exited on signal (?P<signal>\d{1,2})",
+    r"exited on(?: signal (?P<signal>\d{1,2}))?",
     Kind.FACT,
-    source="Open MPI's mpirun",
+    source="Open MPI's mpirun; 5 tells the signal in the next line",
+)
+MPI_SIGNAL = Rule(
+    r"signal (?P<mpi_signal>\d{1,2}) \([A-Z]",
+    Kind.FACT,
+    source="Open MPI 5's mpirun, the line after `exited on`",
 )
 DEEPSPEED = Rule(
     r"\] exits with return code = (?P<exit_code>-?\d{1,3})",
@@ -65,7 +70,7 @@ HOST = Rule(
     Kind.FACT,
     source="torchrun's table of failures, the line before that of the rank",
 )
-RULES = (CODE, HOST, RANK, AGENT, TASKS, MPI, DEEPSPEED, SPAWNED, SENT)
+RULES = (CODE, HOST, RANK, AGENT, TASKS, MPI, MPI_SIGNAL, DEEPSPEED, SPAWNED, SENT)
 HOW = {
     "Segmentation fault": -signal.SIGSEGV,
     "Bus error": -signal.SIGBUS,
@@ -228,8 +233,7 @@ def exits(story: Story) -> Iterator[Exit]:
         yield Exit(seen, above(table, seen) or own(story, seen), coded(int(seen.told["exit_code"])))
     for seen in (*story.of_rule(AGENT), *story.of_rule(DEEPSPEED)):
         yield Exit(seen, own(story, seen), coded(int(seen.told["exit_code"])))
-    for seen in story.of_rule(MPI):
-        yield Exit(seen, own(story, seen), -int(seen.told["signal"]))
+    yield from of_mpi(story)
     for seen in story.of_rule(SPAWNED):
         code = seen.told.get("exit_code")
         by_name = getattr(signal, seen.told.get("name", ""), 0)
@@ -238,6 +242,17 @@ def exits(story: Story) -> Iterator[Exit]:
         how = seen.told["how"]
         code_of_task = HOW.get(how) or coded(int(how.rsplit(" ", 1)[-1]))
         yield Exit(seen, tasks(seen.told["tasks"]), code_of_task)
+
+
+def of_mpi(story: Story) -> Iterator[Exit]:
+    """Yield the processes that Open MPI says were ended by a signal, told there or a line below."""
+    below = {
+        (seen.file, seen.line - 1): seen.told["mpi_signal"] for seen in story.of_rule(MPI_SIGNAL)
+    }
+    for seen in story.of_rule(MPI):
+        number = seen.told.get("signal") or below.get((seen.file, seen.line))
+        if number:
+            yield Exit(seen, own(story, seen), -int(number))
 
 
 def coded(code: int) -> int:

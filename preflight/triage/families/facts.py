@@ -5,7 +5,10 @@ from __future__ import annotations
 from preflight.node import nccl_log
 from preflight.triage.rule import Kind, Rule
 
-COMM = r"rank (?P<comm_rank>\d{1,7}) nranks (?P<nranks>\d{1,7}) "
+COMM = (
+    r"rank (?P<comm_rank>\d{1,7}) nranks (?P<nranks>\d{1,7}) "
+    r"(?:.*busId (?P<bus_id>[0-9a-f]{1,12}) )?.*- Init "
+)
 
 
 def fact(pattern: str, source: str, stage: str = "", starts: bool = False) -> Rule:
@@ -34,9 +37,9 @@ RULES = (
     fact(f"NCCL INFO {nccl_log.NETWORK}", "NCCL init.cc since 2.6"),
     fact(nccl_log.LOADED, "NCCL net.cc since 2.12"),
     fact(nccl_log.INITIALIZED, "NCCL plugin/net.cc since 2.27"),
-    fact(COMM + r".*- Init (?P<init>START)", "NCCL init.cc since 2.18", stage="bootstrap"),
+    fact(COMM + r"(?P<init>START)", "NCCL init.cc since 2.18", stage="bootstrap"),
     fact(
-        COMM + r".*- Init (?P<complete>COMPLETE)",
+        COMM + r"(?P<complete>COMPLETE)",
         "NCCL init.cc since 2.4",
         stage="collective",
     ),

@@ -10,7 +10,7 @@ from preflight.triage.story import Story
 
 DEVICE = Rule(
     r"# +Rank +(?P<rank>\d{1,7}) (?:Group +\d{1,7} )?Pid +(?P<pid>\d{1,9}) on +(?P<node>[\w.-]+) "
-    r"device ",
+    r"device +\d{1,4}(?: \[(?P<device>[\w:.]{1,20})\])?",
     Kind.FACT,
     source="nccl-tests common.cu, 2.9 to 2.19",
 )
