@@ -14,7 +14,7 @@ from preflight.errors import ConfigError
 from preflight.inventory import Cluster
 from preflight.judge import REACH
 from preflight.node_names import is_address
-from preflight.report.folding import folded
+from preflight.report.folding import folded, some
 from preflight.report.model import Report, Result
 from preflight.triage.model import Asked, Cause, Shown, Triage
 
@@ -93,6 +93,13 @@ class Directory:
             f"launch.gpus_per_node in {self._source} would tell"
         )
 
+    def without(self, names: Sequence[str]) -> str:
+        """Say which nodes are not asked."""
+        return (
+            f"{some(names)}: blamed by these logs and not asked, as {self._source} has no such "
+            "node, or several of that name"
+        )
+
     def how(self, rank: int, node: str, called: str | None) -> str:
         """Say how a rank's node was found by the plan."""
         why = (
@@ -150,6 +157,8 @@ def target(answer: Triage, cluster: Cluster, known: Catalog) -> Target:
     unplaced = any(
         one.checks and not some for one, some in zip(answer.hypotheses, named, strict=True)
     )
+    if lost := passed_over(answer, directory):
+        notes[directory.without(lost)] = None
     if unplaced or not suspects:
         if any(one.ranks for one in answer.hypotheses):
             notes[directory.unplanned] = None
@@ -176,6 +185,18 @@ def where(one: Cause, answer: Triage, directory: Directory, notes: dict[str, Non
             nodes[node] = None
             notes[directory.how(rank, node, name)] = None
     return [*nodes]
+
+
+def passed_over(answer: Triage, directory: Directory) -> list[str]:
+    """Return the blamed nodes that the inventory has not, where no rank of theirs is planned."""
+    called = {rank.rank: rank.node for rank in answer.ranks}
+    found: dict[str, None] = {}
+    for one in answer.hypotheses:
+        planned = {called.get(rank) for rank in one.ranks if directory.planned(rank)}
+        for name in one.nodes if one.checks else ():
+            if name not in planned and not directory.find(name):
+                found[name] = None
+    return [*found]
 
 
 def with_cluster(
