@@ -126,7 +126,10 @@ def excerpt(
         parts, left_out = taken(logs, wanted, hosts)
         hidden = replaced(parts, hosts, key)
         count = sum(map(len, hidden.values()))
-        return Excerpt(written(head, hidden), count, cause, first_cause(hidden, families), left_out)
+        found = first_cause(hidden, families)
+        without = f"dumps of the flight recorder: {len(left_out)}"
+        told = head | ({"without": without} if left_out else {})
+        return Excerpt(written(told, hidden), count, cause, found, left_out)
 
     made = of(few(story, ranked))
     return made if made.cause == cause else of(story.events())

@@ -205,7 +205,7 @@ def whole(value: Any) -> int | None:
 
 
 def dumps(log: Log, head: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the rank and the dump that a file holds, if it holds one.
+    """Yield the rank and the dump that a file holds; that it holds none is a flaw of the log.
 
     Raises:
         ConfigError: it cannot be read.
@@ -217,10 +217,19 @@ def dumps(log: Log, head: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
             data = stream.read(MOST + 1)
         dump = load(data) if len(data) <= MOST else None
     except (*BROKEN, NotPlain, OSError):
-        return
+        dump = None
     if isinstance(dump, list):  # torch 2.2
         dump = {"entries": dump}
-    if name and isinstance(dump, dict) and isinstance(dump.get("entries"), list):
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
+        log.flaws.append(
+            f"{log.name} is damaged, or no dump of the flight recorder: it was left out"
+        )
+    elif name is None:
+        log.flaws.append(
+            f"{log.name} is a dump of the flight recorder, and left out: of which rank, only the "
+            "name of its file can tell: name it nccl_trace_rank_N"
+        )
+    else:
         yield int(name[1]), dump
 
 

@@ -114,6 +114,18 @@ def test_standard_input(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     assert "stdin:1: misc/socket.cc:456 NCCL WARN" in done.stdout
 
 
+def test_a_dump_that_does_not_say_whose_it_is(tmp_path: Path) -> None:
+    dump = HERE / "triage" / "dumps" / "mismatch_trace_rank_1"
+    (tmp_path / "rank_2.bin").write_bytes(dump.read_bytes()[:-40])
+    done = run(tmp_path, "-", "rank_2.bin", "--json", "-", stdin=dump.read_bytes())
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["untold"][:2] == [
+        "stdin is a dump of the flight recorder, and left out: of which rank, only the name of its "
+        "file can tell: name it nccl_trace_rank_N",
+        "rank_2.bin is damaged, or no dump of the flight recorder: it was left out",
+    ]
+
+
 def test_a_case_is_written(tmp_path: Path, aloud: Aloud) -> None:
     (tmp_path / "job.log").write_text(REFUSED)
     done = run(tmp_path, "job.log", "--save-case", "saved.log")

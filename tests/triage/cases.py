@@ -12,6 +12,7 @@ A file is a log with a head of `#: KEY: VALUE` lines, as `preflight triage --sav
     first    words that stand in the line of the first error
     nccl     the version of the start-up output that the lines are put into
     world    how many ranks there are; 0: the lines are taken as they are
+    without  what the logs had, and the case has not
     needs    `start-up`: the lines alone do not say who else there is
 
 `#: file: NAME` begins another file (a kernel log, another rank's).

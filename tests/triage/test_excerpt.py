@@ -107,6 +107,7 @@ def test_a_dump_of_the_flight_recorder_is_left_out(tmp_path: Path) -> None:
     log.write_text(OURS)
     _, made, again = saved([str(tmp_path)], tmp_path)
     assert [*again.files] == ["job.log"]
+    assert again.head["without"] == "dumps of the flight recorder: 1"
     assert made.left_out == (str(tmp_path / "nccl_trace_rank_0"),)
 
 
