@@ -59,7 +59,9 @@ def build(
     # An expired waiver is a warning of the nodes that it was for.
     ended = {w.node for w in waivers if policy.fail_on_warn and w.until < policy.today}
     spared = done_without(results)
-    by_node = {n: [r for r in results if r.node == n] for n in want.nodes}
+    by_node: dict[str, list[model.Result]] = {name: [] for name in want.nodes}
+    for one in results:
+        by_node[one.node].append(one)
     nodes = [
         model.NodeModel(
             name=name,

@@ -43,6 +43,12 @@ class Found:
         waived = {r.node for r in self.own if r.waived}
         return [n for n in self.cause.nodes if n not in waived] or self.cause.nodes
 
+    @property
+    def live(self) -> list[Result]:
+        """The own results of the nodes to blame."""
+        blamed = set(self.nodes)
+        return [r for r in self.own if r.node in blamed]
+
 
 def causes(page: Page, report: Report, manuals: Mapping[str, Manual], verbose: bool) -> None:
     """Write the causes that count, what explains most first."""
@@ -88,7 +94,7 @@ def who(found: Found, report: Report) -> str:
 
 def summary(found: Found) -> str:
     """Return what is wrong; where nodes say it with other figures, whose words these are."""
-    live = [r for r in found.own if r.node in found.nodes]
+    live = found.live
     if found.cause.kind == "node" and len({r.summary for r in live}) > 1:
         return f"{live[0].summary} ({live[0].node}; the others alike)"
     return live[0].summary if live else found.cause.summary
@@ -117,7 +123,7 @@ def consequences(page: Page, found: Found, report: Report) -> None:
 
 def mend(page: Page, found: Found) -> None:
     """Write how to mend a cause, and how to see it by hand."""
-    live = [r for r in found.own if r.node in found.nodes] or list(found.own)
+    live = found.live or list(found.own)
     fix = live[0].fix if live else found.cause.fix
     where = ""
     if found.cause.kind == "pair" and live:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -150,6 +152,30 @@ def test_where_every_node_is_waived_nothing_is_told(tmp_path: Path) -> None:
     waiver = Waiver(check="access", until=TODAY, owner="ops", reason="move")
     found = report([one, ssh], {}, ["a", "b"], waivers=[waiver], today=TODAY)
     assert found.verdict == "undetermined"
+
+
+def test_the_work_grows_with_the_nodes_and_not_with_their_square(tmp_path: Path) -> None:
+    """A host expression may stand for 10,000 nodes, and none of them answer."""
+    checks = [simple(tmp_path, "site.one"), simple(tmp_path, "site.two")]
+
+    def steps(nodes: int) -> int:
+        facts = {f"n{number}": ["fail", "it is odd"] for number in range(nodes)}
+        taken = 0
+
+        def count(frame: FrameType, event: str, arg: object) -> Any:  # noqa: ARG001
+            nonlocal taken
+            taken += event == "line"
+            return count if "/preflight/report/" in frame.f_code.co_filename else None
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            render(report(checks, {"site.one": facts, "site.two": facts}), 80, False, {}, TODAY)
+        finally:
+            sys.settrace(before)
+        return taken
+
+    assert steps(400) < 15 * steps(40)
 
 
 def test_seconds_and_coverage_are_those_measured(tmp_path: Path) -> None:
