@@ -239,13 +239,14 @@ def code_of(texts: Mapping[str, str]) -> bytes:
 def compiled(text: str, place: str) -> CodeType:
     """Return the code of a source, without columns, which would be a third of it.
 
-    A traceback on a node names file and line; of what stands there it has no text to show.
+    A traceback on a node names file and line; of what stands there it has no text to show. Asserts
+    are kept, whatever options the controller's Python was started with: so the agent's are.
     """
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, POSITIONED):
             node.end_lineno, node.col_offset, node.end_col_offset = node.lineno, -1, -1
-    return compile(tree, place, "exec", dont_inherit=True)
+    return compile(tree, place, "exec", dont_inherit=True, optimize=0)
 
 
 def marshalled(codes: dict[str, CodeType], texts: dict[str, str]) -> bytes:

@@ -42,6 +42,7 @@ _PARSER = (
     (r"expected ',' or '([\]}])'", "a bracket of line {above} is not closed by '{0}'"),
     (r"end of stream", "a quote of line {above} is not closed"),
     (r"found character '(.*)' that cannot start", "'{0}' cannot begin a value; put it in quotes"),
+    (r"expected the node content, but found '<stream end>'", "it ends before a bracket is closed"),
     (r"expected the node content, but found '(.*)'", "a value is missing before '{0}'"),
     (r"alphabetic or numeric", "'*' or '&' begins no value; put it in quotes"),
     (r"could not find expected ':'", "a ':' is missing after the key of line {above}"),

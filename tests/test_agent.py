@@ -21,6 +21,7 @@ import pytest
 
 from preflight import psutil_builds
 from preflight.api import Reply
+from preflight.errors import TransportError
 from preflight.no_agent import AgentError
 from preflight.node import boot
 from preflight.payload import Payload, command, pack
@@ -848,6 +849,22 @@ def test_an_agent_that_crashes() -> None:
             "lost",
             "the agent has ended: AttributeError: 'Agent' object has no attribute 'do_no_such'",
         )
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.10", "3.12", "3.13"])
+def test_a_node_that_cannot_run_the_code_that_it_asks_for(version: str) -> None:
+    made = Payload({MODULE: "def f(node): return [one for one in range(3)]"})
+    truth, lie = '"code": code()', f'"code": "{boot.code()}"'
+    said = zlib.decompress(made.blob).decode()
+    assert truth in said
+    made.blob = zlib.compress(said.replace(truth, lie).encode())
+    if python(version) == python("{}.{}".format(*sys.version_info)):
+        pytest.skip("it can")
+    with agent(made, python=python(version)) as session:
+        kind, message = problem(ask(session, "f"))
+        assert (kind, message.partition(":")[0]) == ("lost", "the agent has ended")
+        with pytest.raises(TransportError, match="the agent has ended"):
+            session.psutil  # noqa: B018 - a property that waits
 
 
 def test_shared_modules_are_imported_once() -> None:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from preflight import catalog
 from preflight.errors import ConfigError
 from preflight.node import boot, collective, software
-from preflight.payload import BOOT, FOREIGN, STAGE_0, Payload, command, pack, quote
+from preflight.payload import BOOT, CODE_CAP, FOREIGN, STAGE_0, Payload, command, pack, quote
 from tests.messages.aloud import Aloud
 
 BLOB_CAP = 250_000
@@ -187,6 +187,12 @@ def test_a_node_with_our_python_is_given_code() -> None:
     assert (last.filename, last.lineno) == ("preflight/checks/a/b.py", 3)
 
 
+def test_code_does_not_depend_on_the_options_of_our_python() -> None:
+    script = "from preflight.payload import compiled; exec(compiled('assert 0', 'x'))"
+    done = subprocess.run([sys.executable, "-OO", "-c", script], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-2:] == ['  File "x", line 1, in <module>', "AssertionError"]
+
+
 @pytest.mark.parametrize(
     "theirs",
     ["", "cpython-38 550d0d0a", boot.code().replace("cpython", "pypy"), "garbage", 7, None],
@@ -218,6 +224,8 @@ def test_all_checks_together_are_small(hello: dict[str, str]) -> None:
     found, library = made.modules(hello)
     assert library
     assert len(made.blob) + len(found) + len(library) < BLOB_CAP
+    # a smaller choice of checks has less text, and may go as code
+    assert len(made.blob) + boot.SIZE_DIGITS + CODE_CAP + len(library) < BLOB_CAP
 
 
 @given(st.binary())
