@@ -121,4 +121,4 @@ def place_of(seen: Seen) -> Place | None:
     told, who = seen.told, seen.who
     if "bus_id" in told:
         return who.node, told["comm_rank"], told["bus_id"]
-    return (who.node, str(who.rank), told["device"]) if "device" in told else None
+    return (who.node, str(who.rank), told["on_gpu"]) if "on_gpu" in told else None

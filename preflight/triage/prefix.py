@@ -18,7 +18,12 @@ STAMP = re.compile(
 )
 GLOG = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d+) [\w.]+:\d+\]")
 SYSLOG = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?= [\w.-]+ )")
-TIMED = (STAMP, GLOG, SYSLOG)
+DATE = re.compile(
+    r"\[(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) +(\d{1,2}) (?:(\d{4}) )?(\d\d):(\d\d):(\d\d)"
+    r"(?: (\d{4}))?\] ?"
+)
+"""Of `dmesg -T`, with the year last, and of Fabric Manager."""
+TIMED = (STAMP, GLOG, SYSLOG, DATE)
 NCCL = re.compile(
     r"(?<![\w.-])(?P<node>[\w.-]+):(?P<pid>\d{1,9}):\d+ (?:\[[^\]]*\] )?(?=\S* ?NCCL |[\w./]+:\d+ )"
 )
@@ -51,10 +56,13 @@ OWNED = (
 )
 """What stands before the words of a line; tried again and again until none fits."""
 MOST_PREFIXES = 8
+NODE = r"(?P<node>[a-zA-Z][a-zA-Z-]*\d[\w-]*?)"
 IN_NAME = (
     re.compile(r"(?P<folder>^.*attempt_\d+/\d{1,7})/(?:stdout|stderr)\.log$"),  # torchrun --log-dir
     re.compile(r"(?:rank|task)[_.-]?(?P<rank>\d{1,7})(?!\d)", re.IGNORECASE),
     re.compile(r"nccl[\w-]*\.(?P<node>[a-zA-Z][\w-]*)\.(?P<pid>\d{1,9})"),  # NCCL_DEBUG_FILE %h.%p
+    re.compile(rf"(?:^|/)(?:dmesg|kern|journal|messages|syslog)[-_]{NODE}(?:\.[a-z.]+)?$"),
+    re.compile(rf"(?:^|/){NODE}[-_.](?:dmesg|kern|journal|messages|syslog)(?:\.[a-z.]+)?$"),
 )
 INFO = "NCCL INFO "
 TWO_NCCL = 4
@@ -165,10 +173,13 @@ def moment(match: re.Match[str]) -> str:
         *words, fraction, zone = told
     elif match.re is GLOG:
         words, fraction = ["0", *told[:5]], told[5]
-    elif told[0] in MONTHS:
-        words, fraction = ["0", str(MONTHS.index(told[0]) + 1), *told[1:]], ""
-    else:
+    elif told[0] not in MONTHS:
         return ""
+    elif match.re is DATE:
+        named_year = told[2] or told[6] or "0"
+        words, fraction = [named_year, str(MONTHS.index(told[0]) + 1), told[1], *told[3:6]], ""
+    else:
+        words, fraction = ["0", str(MONTHS.index(told[0]) + 1), *told[1:]], ""
     year, month, day, hour, minute, second = map(int, words)
     micro = int((fraction or "0")[:6].ljust(6, "0"))
     try:

@@ -93,7 +93,7 @@ class Reader:
                 who, words, order = before.who, before.text, self._order
                 launches.take(Seen(log.name, hit.number, words, who, before.time, order, *ended))
         self._logs.lines[log.name] = self._sieve.lines
-        if owner != prefix.NOBODY or len(self._documents) > MOST_OF_NOBODY:
+        if owner._replace(node="") != prefix.NOBODY or len(self._documents) > MOST_OF_NOBODY:
             launches.settle()
         self._documents += launches.end()
 

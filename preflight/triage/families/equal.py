@@ -8,6 +8,7 @@ from preflight.triage.family import Finding
 from preflight.triage.launched import cause
 from preflight.triage.rule import Kind, Rule
 from preflight.triage.story import Seen, Story
+from preflight.triage.words import counted
 
 ENV = "launch.env"
 ALIKE = (
@@ -145,23 +146,31 @@ BELOW = 6
 
 
 def versions(story: Story, fact: str, check: str, program: str) -> Iterator[Finding]:
-    """Yield that nodes state different versions."""
+    """Yield that nodes, or ranks of one node, state different versions."""
     by_version: dict[str, list[Seen]] = {}
     for seen in story.stated(fact).values():
         if node_of(story, seen):
             by_version.setdefault(seen.told[fact], []).append(seen)
-    nodes = {version: {node_of(story, one) for one in some} for version, some in by_version.items()}
-    if len(nodes) < 2 or set.intersection(*nodes.values()):
+    if len(by_version) < 2:
         return
     told = sorted(by_version.items(), key=lambda one: (-len(one[1]), one[0]))
-    shown = ", ".join(f"{version} on {named(nodes[version])}" for version, _ in told)
+    nodes = {version: {node_of(story, one) for one in some} for version, some in told}
+    ranks = {version: story.owners(some)[0] for version, some in told}
+    if not set.intersection(*nodes.values()):
+        where, places = "nodes", {version: named(some) for version, some in nodes.items()}
+    elif all(len(ranks[version]) == len(some) for version, some in told):
+        where, places = "ranks", {version: counted(some) for version, some in ranks.items()}
+    else:  # each node has several programs, and not all of them are ranks
+        return
+    shown = ", ".join(f"{version} on {place}" for version, place in places.items())
     yield Finding(
         cause=check,
         kind=Kind.SYMPTOM,
-        says=f"{program} is not the same on all nodes: {shown}",
+        says=f"{program} is not the same on all {where}: {shown}",
         confidence=0.85,
         fix=f"one {program} on all nodes: the same image or virtual environment",
         evidence=tuple(some[0] for _, some in reversed(told)),
+        ranks=tuple(rank for version, _ in told[1:] for rank in ranks[version]),
         nodes=tuple(sorted(set.union(*(nodes[version] for version, _ in told[1:])))),
         confirm=f"preflight run --only {check}",
     )
