@@ -43,10 +43,18 @@ NAMES = [f"gpu{number:02}" for number in range(1, 7)]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a demo: the temporary folder tells its processes from others."""
+    """Return the environment of a demo: the temporary folder tells its processes from others.
+
+    Tests share the cache, since to fill it takes longer than all else.
+    """
     (folder / "tmp").mkdir(exist_ok=True)
     (folder / "alice").mkdir(exist_ok=True)
-    return {**os.environ, "HOME": str(folder / "alice"), "TMPDIR": str(folder / "tmp")}
+    return {
+        **os.environ,
+        "HOME": str(folder / "alice"),
+        "TMPDIR": str(folder / "tmp"),
+        "XDG_CACHE_HOME": str(folder.parent / "cache"),
+    }
 
 
 def cli(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:

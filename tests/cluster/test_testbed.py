@@ -69,13 +69,14 @@ def test_inventory_merges_mappings(bed: Testbed) -> None:
     }
 
 
-def test_preflight_runs_in_a_home_of_its_own(bed: Testbed) -> None:
+def test_preflight_runs_in_a_home_and_with_a_cache_of_its_own(bed: Testbed) -> None:
     done = bed.preflight("--help")
     assert (done.stdout[:6], done.stderr, done.returncode) == ("Usage:", "", 0)
     assert bed.environment() == {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(bed.tmp_path / "home"),
         "LANG": "C.UTF-8",
+        "XDG_CACHE_HOME": str(bed.tmp_path / "cache"),
     }
 
 

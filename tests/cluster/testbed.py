@@ -62,10 +62,13 @@ class Testbed(PathFaults, HostFaults, Containers, NcclTests, Software, Slurm, Wa
         return path
 
     def environment(self) -> dict[str, str]:
-        """Return the environment in which the controller runs: a home of its own, no SSH agent."""
+        """Return the environment in which the controller runs: a home of its own, no SSH agent.
+
+        Its cache outlives a test, unlike the home: without it a run computes half as long again.
+        """
         home = self.tmp_path / "home"
         home.mkdir(exist_ok=True)
-        return {**ENVIRONMENT, "HOME": str(home)}
+        return {**ENVIRONMENT, "HOME": str(home), "XDG_CACHE_HOME": str(self.tmp_path / "cache")}
 
     def start(
         self, *args: str, env: Mapping[str, str] | None = None, under: Sequence[str] = ()
