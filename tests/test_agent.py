@@ -851,18 +851,17 @@ def test_an_agent_that_crashes() -> None:
         )
 
 
-@pytest.mark.parametrize("version", ["3.8", "3.10", "3.12", "3.13"])
-def test_a_node_that_cannot_run_the_code_that_it_asks_for(version: str) -> None:
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="3.8 would read our code, and run nonsense")
+def test_a_node_that_cannot_read_the_code_that_it_asks_for() -> None:
     made = Payload({MODULE: "def f(node): return [one for one in range(3)]"})
     truth, lie = '"code": code()', f'"code": "{boot.code()}"'
     said = zlib.decompress(made.blob).decode()
     assert truth in said
     made.blob = zlib.compress(said.replace(truth, lie).encode())
-    if python(version) == python("{}.{}".format(*sys.version_info)):
-        pytest.skip("it can")
-    with agent(made, python=python(version)) as session:
+    with agent(made, python=python("3.8")) as session:
         kind, message = problem(ask(session, "f"))
-        assert (kind, message.partition(":")[0]) == ("lost", "the agent has ended")
+        assert kind == "lost"
+        assert message.startswith("the agent has ended: ValueError: bad marshal data")
         with pytest.raises(TransportError, match="the agent has ended"):
             session.psutil  # noqa: B018 - a property that waits
 
