@@ -101,7 +101,12 @@ class Sieve:
 
 
 def plain(block: bytes) -> bytes:
-    """Return a block without colours, and with the ends of lines that Unix has."""
+    """Return a block without colours, and with the ends of lines that Unix has.
+
+    A log that was emptied while it was written goes on behind as many zeros as it had bytes.
+    """
+    if b"\0" in block:
+        block = block.replace(b"\0", b"")
     if b"\x1b" in block:  # to look for one byte costs a tenth of looking for two
         block = ANSI.sub(b"", block)
     return block.replace(b"\r\n", b"\n") if b"\r" in block else block

@@ -166,6 +166,17 @@ def test_lines_that_end_as_those_of_progress_bars() -> None:
     assert found.first_error.line == 1
 
 
+def test_a_log_that_was_emptied_while_it_was_written() -> None:
+    rank = b"[rank3]: "
+    raised = [
+        b"Traceback (most recent call last):",
+        b'  File "/w/train.py", line 7',
+        b"KeyError: 1",
+    ]
+    found = told(b"\0" * 5000 + b"\n".join(rank + line for line in raised) + b"\n")
+    assert [(one.cause, one.ranks) for one in found.hypotheses] == [("job.python_error", [3])]
+
+
 def test_many_lines_of_one_block_that_tell_something() -> None:
     told(b"\r".join(b"x NCCL WARN Cuda failure 2 'out of memory'" for _ in range(20_000)))
 
