@@ -53,6 +53,12 @@ ONE = Rule(
     stage="collective",
     source=SOURCE,
 )
+LISTED = Rule(
+    RANK + BY.lstrip(),
+    Kind.FACT,
+    stage="collective",
+    source=SOURCE + ": each of several ranks, below the line that tells what they did",
+)
 DEAD = Rule(
     r"(?P<dead>\d{1,7}) job process(?: is|es are) considered dead \(unreachable via the RAS",
     Kind.SYMPTOM,
@@ -69,6 +75,7 @@ RULES = (
     COUNTS,
     MANY,
     ONE,
+    LISTED,
     DEAD,
     PROCESS,
     symptom(
@@ -106,6 +113,7 @@ RULES = (
 def find(story: Story) -> Iterator[Finding]:
     """Find who is dead, and who has launched fewer operations than the others, or more."""
     yield from dead(story)
+    yield from several(story)
     for one in sorted(story.of_rule(ONE), key=lambda seen: seen.order):
         usual = before(story, MANY, one)
         if usual is None or one.who.rank is None:
@@ -122,6 +130,29 @@ def find(story: Story) -> Iterator[Finding]:
             fix=AGAIN,
             evidence=(one, usual),
             ranks=(one.who.rank,),
+        )
+
+
+def several(story: Story) -> Iterator[Finding]:
+    """Find several ranks that have launched fewer operations than most, or more."""
+    for few in sorted(story.of_rule(MANY), key=lambda seen: seen.order):
+        below = range(few.line + 1, few.line + int(few.told["many"]) + 1)
+        those = [one for one in story.of_rule(LISTED) if one.file == few.file and one.line in below]
+        usual = before(story, MANY, few)
+        if not those or usual is None:
+            continue
+        kind = before(story, COUNTS, few)
+        ranks = sorted({one.who.rank for one in those if one.who.rank is not None})
+        yield Finding(
+            cause=MISMATCHED,
+            kind=Kind.SYMPTOM,
+            says=f"{ranked(story, ranks)} have launched {few.told.get('count', '0')} "
+            f"{kind.told['operation'] if kind else 'collective'} operations, the others "
+            f"{usual.told.get('count', '0')}",
+            confidence=AHEAD_OR_BEHIND,
+            fix=AGAIN,
+            evidence=(few, *those, usual),
+            ranks=tuple(ranks),
         )
 
 
