@@ -78,7 +78,8 @@ def counted(answer: Triage, folder: str) -> str:
     within = f" in {folder.rstrip('/')}" if folder else ""
     words = [f"{answer.files} file{'s' * (answer.files != 1)}{within}"]
     if answer.launches > 1:
-        words.append(f"{answer.launches} launches, told of is the last that failed")
+        which = ", told of is the last that failed" if answer.hypotheses else ""
+        words.append(f"{answer.launches} launches{which}")
     if answer.ranks:
         words.append(f"{len(answer.ranks)} rank{'s' * (len(answer.ranks) != 1)}")
     nodes = {rank.node for rank in answer.ranks if rank.node}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from preflight.report.triage import render
 from preflight.triage import family
 from preflight.triage.files import Log
 from preflight.triage.model import Triage
@@ -60,6 +61,8 @@ def told(tmp_path: Path, *launches: Sequence[str]) -> Triage:
 def test_a_fault_is_told_of_the_launch_that_had_it(tmp_path: Path) -> None:
     found = told(tmp_path, run(4000, RING), run(5000))
     assert found.launches == 2
+    shown = render(found, 200, "ascii", False).plain
+    assert ", 2 launches, told of is the last that failed, 4 ranks, 2 nodes" in shown
     assert [(one.cause, one.nodes, one.ranks) for one in found.hypotheses] == [
         ("job.out_of_memory", ["node1"], [3])
     ]
@@ -77,6 +80,7 @@ def test_what_differs_between_launches_differs_between_no_ranks(tmp_path: Path) 
     found = told(tmp_path, run(4000, network="IB"), run(5000, network="Socket"))
     assert found.launches == 2
     assert found.hypotheses == []
+    assert ", 2 launches, 4 ranks, 2 nodes" in render(found, 200, "ascii", False).plain
 
 
 def test_a_restart_on_the_same_gpus_is_another_launch(tmp_path: Path) -> None:
