@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -36,13 +37,16 @@ MOST_OF_NOBODY = 100_000
 OWN = {"rank", "node", "pid"}
 """Groups that say whose line it is."""
 
+compiled = functools.cache(re2.compile)
+"""Of re2's own cache, patterns of all families fall out again."""
+
 
 class Reader:
     """Reads logs by the rules of all families; `stories` has what it found, by launch."""
 
     def __init__(self, families: Sequence[Family]) -> None:
         self._rules = [rule for family in families for rule in family.rules]
-        self._patterns = [re2.compile(rule.pattern.encode("ascii")) for rule in self._rules]
+        self._patterns = [compiled(rule.pattern.encode("ascii")) for rule in self._rules]
         self._groups = [
             [(name.decode("ascii"), place) for name, place in pattern.groupindex.items()]
             for pattern in self._patterns

@@ -23,6 +23,8 @@ PORT = "pftbv"
 """Port N of the bridge leads to node N."""
 ALIAS = 100
 """Node N has a second address SUBNET.(ALIAS + N), once `second_address` has set it."""
+ENDING_S = 10
+"""For a process to be gone once it has begun to end."""
 
 SSHD_CONFIG = """\
 Port 22
@@ -160,8 +162,19 @@ class Nodes:
         return self.machines[node].popen(*argv, as_user=as_user)
 
     def survivors(self, node: str) -> list[str]:
-        """Return the command lines of all processes on a node that the testbed did not start."""
-        return sorted(self.machines[node].processes().values())
+        """Return the command lines of all processes on a node that the testbed did not start.
+
+        One without a command line is ending, which takes a while where CPUs are busy.
+        """
+        there: list[str] = []
+
+        def settled() -> bool:
+            there[:] = sorted(self.machines[node].processes().values())
+            return not any(line.startswith("[") for line in there)
+
+        with contextlib.suppress(TimeoutError):  # a zombie that nobody reaps is a survivor
+            wait_until(settled, "", ENDING_S)
+        return there
 
     def files(self, node: str) -> set[str]:
         """Return all paths on a node that are not the controller's own: new, changed or hidden."""
