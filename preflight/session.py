@@ -252,14 +252,16 @@ class Session:
                 quiet_from = max(self._heard_at, since) + QUIET_S
                 asked = self._asked_at > self._heard_at
                 limit = self._asked_at + ALIVE_S if asked else quiet_from
-                if now >= pending.due:
-                    return True
+                # Of who may be gone it is not said that it is late, unless there is no more time.
+                due = max(pending.due, min(limit, self._deadline)) if asked else pending.due
                 if now >= limit and asked:
                     self._lose(silence(now - max(self._heard_at, self._asked_at - QUIET_S)))
+                elif now >= due:
+                    return True
                 elif now >= limit:
                     return False
                 else:
-                    self._news.wait(min(pending.due, limit) - now)
+                    self._news.wait(min(due, limit) - now)
         return True
 
     def _lose(self, error: TransportError) -> None:
