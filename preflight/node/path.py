@@ -63,6 +63,8 @@ class Passage(Asked):
     icmp: str
     by: str
     """Who sent the ICMP message."""
+    own_port: int
+    """By which it was tried; 0 where no datagram could be sent."""
 
 
 class Queued(NamedTuple):
@@ -138,7 +140,9 @@ class Try:
     """The search for what passes to one node."""
 
     def __init__(self, words: tuple[str, str], address: str, port: int, full: int) -> None:
-        self.passage = Passage(result=UNFINISHED, full=full, passes=0, icmp="", by="")
+        self.passage = Passage(
+            result=UNFINISHED, full=full, passes=0, icmp="", by="", own_port=0
+        )
         self.deadline = 0.0
         self._to = (address, port, words)
         self._headers = HEADERS[family_of(address)]
@@ -162,6 +166,7 @@ class Try:
         family = family_of(address)
         try:
             self._talk = Talk(address, port, words, 0)
+            self.passage["own_port"] = self._talk.own_port
             self._talk.socket.setsockopt(*PROBE[family])
             self._talk.socket.setsockopt(*RECVERR[family], 1)
         except OSError as error:

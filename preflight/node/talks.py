@@ -111,6 +111,7 @@ class Talks:
         secrets: tuple[str, str],
     ) -> None:
         self.fleet, self.facts, self.doors, self.secrets = fleet, facts, doors, secrets
+        self.talk = 2  # of the next series
 
     def first(self, master: str) -> None:
         """Measure all pairs that are to meet."""
@@ -147,7 +148,12 @@ class Talks:
 
     def series(self, which: Mapping[str, Sequence[str]], count: int) -> dict[str, dict[str, Trips]]:
         """Return what comes of so many datagrams to each."""
-        asked = {node: (self.to(others), *self.secrets, count) for node, others in which.items()}
+        asked = {}
+        for node, others in which.items():
+            by = self.facts[node]["trips"]
+            to = {one: (*where, by[one]["own_port"]) for one, where in self.to(others).items()}
+            asked[node] = (to, *self.secrets, count, self.talk)
+        self.talk += 1
         replies = of_others(self.fleet, series, asked, LIMIT_S + 5)
         return {node: reply.value or {} for node, reply in replies.items()}
 

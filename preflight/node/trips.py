@@ -54,6 +54,8 @@ class Trips(TypedDict):
     """How many replies came back."""
     missing: int
     """How many did not, those after the last one included."""
+    own_port: int
+    """By which datagrams were sent."""
 
 
 def round_trips(
@@ -74,7 +76,7 @@ def round_trips(
     for name, to in targets.items():
         if found[name]["passes"] and time.monotonic() < end:
             with contextlib.suppress(OSError):
-                trips[name] = measured(Counting((ask, answer), 1, *to))
+                trips[name] = measured(Counting((ask, answer), 1, *to, found[name]["own_port"]))
     return trips
 
 
@@ -84,12 +86,22 @@ def series(
     ask: str,
     answer: str,
     count: int,
+    talk: int,
 ) -> dict[str, Trips]:
-    """Return round trips of so many datagrams to each node, one every 5 ms; to all at once."""
+    """Return round trips of so many datagrams to each node, one every 5 ms; to all at once.
+
+    Args:
+        node: this node.
+        targets: address and port by name, and the own port by which that node was heard before.
+        ask: the secret that is said.
+        answer: the one that is to come back.
+        count: how many.
+        talk: a number that no other series has, from 2 on.
+    """
     talks = {}
     for name, to in targets.items():
         with contextlib.suppress(OSError):
-            talks[name] = Counting((ask, answer), 2, *to)
+            talks[name] = Counting((ask, answer), talk, *to)
     poller = select.poll()
     for one in talks.values():
         poller.register(one.fileno(), select.POLLIN)
@@ -119,8 +131,11 @@ def listen(poller: Any, talks: Any, until: float) -> None:
 class Counting:
     """A talk, and what has come of it."""
 
-    def __init__(self, words: tuple[str, str], talk: int, address: str, port: int) -> None:
-        self._talk = Talk(address, port, words, talk)
+    def __init__(
+        self, words: tuple[str, str], talk: int, address: str, port: int, own_port: int
+    ) -> None:
+        self._talk = Talk(address, port, words, talk, own_port)
+        self._own_port = self._talk.own_port
         self._times: dict[int, float] = {}
         self._come = 0
         self._dropped: list[int] = []
@@ -167,6 +182,7 @@ class Counting:
             arrived=arrived,
             heard=heard,
             missing=self._talk.sent - heard,
+            own_port=self._own_port,
         )
 
 
@@ -225,7 +241,13 @@ def connects(
             while len(times) < CONNECTS and time.monotonic() < end:
                 times.append(connected(address, port, (ask.encode(), answer.encode())))
         found[name] = Trips(
-            by="tcp", times_us=spread(sorted(times)), sent=0, arrived=0, heard=0, missing=0
+            by="tcp",
+            times_us=spread(sorted(times)),
+            sent=0,
+            arrived=0,
+            heard=0,
+            missing=0,
+            own_port=0,
         )
     return found
 

@@ -19,8 +19,8 @@ from preflight.node.ports import family_of, interface_of
 
 ASK = "!16sII"
 """Secret, the talk that it belongs to, number."""
-REPLY = "!16sIIIIQ"
-"""Secret, number, bytes that came, datagrams of this talk that came so far, datagrams of all talks
+REPLY = "!16sIIIIIQ"
+"""Secret, talk, number, bytes that came, datagrams of this talk that came so far, datagrams of all talks
 that there was no room for so far, ns that it was held."""
 SMALL = 64
 """Bytes of the smallest datagram: no more than what anything carries; its reply is shorter."""
@@ -106,7 +106,7 @@ def serve(one: socket.socket, opened: Opened[Any], ask: bytes, answer: bytes) ->
             _, talk, number = struct.unpack_from(ASK, buffer)
             key = (whence[0], whence[1], talk)
             count = counts[key] = counts.get(key, 0) + 1
-            said = (answer, number, size, count, dropped(told))
+            said = (answer, talk, number, size, count, dropped(told))
             held = max(0, time.time_ns() - arrival(told))
             with contextlib.suppress(OSError):  # it is lost, then
                 one.sendto(struct.pack(REPLY, *said, held), whence)
@@ -154,23 +154,35 @@ class Talk:
         address: of the echo.
         port: of the echo.
         words: the secret that is said, and the one that is to come back.
-        talk: a number that no other talk from this node to that echo has.
+        talk: a number that no other talk from this node to that echo has; a late reply of another
+            one is none of this.
+        own_port: that of an earlier talk, taken again where it is free, since a firewall may let
+            through some ports only; 0: any.
 
     Raises:
         OSError: there is no socket, or no way there.
     """
 
-    def __init__(self, address: str, port: int, words: tuple[str, str], talk: int) -> None:
+    def __init__(
+        self, address: str, port: int, words: tuple[str, str], talk: int, own_port: int = 0
+    ) -> None:
         self.socket = stamped(family_of(address))
         self._ask, self._answer = (bytes.fromhex(word) for word in words)
         self._talk = talk
         self._sent: list[int] = []
         self._buffer = bytearray(256)
         try:
+            with contextlib.suppress(OSError):
+                self.socket.bind(("", own_port))
             self.socket.connect((address, port))
         except OSError:
             self.close()
             raise
+
+    @property
+    def own_port(self) -> int:
+        """Our end's."""
+        return int(self.socket.getsockname()[1])
 
     def fileno(self) -> int:
         """Return the descriptor of its socket."""
@@ -199,8 +211,10 @@ class Talk:
         for size, told, _ in incoming(self.socket, self._buffer):
             if size != struct.calcsize(REPLY):
                 continue
-            answer, number, length, come, gone, held = struct.unpack_from(REPLY, self._buffer)
-            if answer == self._answer and number < len(self._sent):
+            said = struct.unpack_from(REPLY, self._buffer)
+            answer, talk, number, length, come, gone, held = said
+            ours = answer == self._answer and talk == self._talk
+            if ours and number < len(self._sent):
                 spent = arrival(told) - self._sent[number] - held
                 yield Echoed(number, length, come, gone, spent / 1e9)
 

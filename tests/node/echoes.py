@@ -65,5 +65,6 @@ def answer_all(one: socket.socket, answer: Callable[[bytes, int], bytes | None])
 
 def reply(data: bytes, come: int, secret: str = BACK, dropped: int = 0) -> bytes:
     """Return what our echo says to a datagram."""
-    _, _, number = struct.unpack_from(ASK, data)
-    return struct.pack(REPLY, bytes.fromhex(secret), number, len(data), come + 1, dropped, 0)
+    _, talk, number = struct.unpack_from(ASK, data)
+    said = (talk, number, len(data), come + 1, dropped, 0)
+    return struct.pack(REPLY, bytes.fromhex(secret), *said)

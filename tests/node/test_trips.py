@@ -49,7 +49,7 @@ def test_what_is_lost_there_and_on_the_way_back_is_told_apart() -> None:
 
     with answering(lossy) as port:
         found = trips(port)["0"]
-        counted = series(Toolbox(), {"a": (HERE, port)}, SAID, BACK, 50)["a"]
+        counted = series(Toolbox(), {"a": (HERE, port, 0)}, SAID, BACK, 50, 2)["a"]
     for one in (found, counted):
         assert (one["sent"] - one["arrived"], one["arrived"] - one["heard"]) == (2, 1)
     assert found["sent"] > FEWEST
@@ -67,7 +67,7 @@ def test_what_a_busy_node_had_no_room_for_is_not_lost() -> None:
         return reply(data, len(come) - 1, dropped=20 if number >= 30 else 0)
 
     with answering(busy) as port:
-        found = series(Toolbox(), {"a": (HERE, port)}, SAID, BACK, 50)["a"]
+        found = series(Toolbox(), {"a": (HERE, port, 0)}, SAID, BACK, 50, 2)["a"]
     assert (found["sent"], found["arrived"], found["heard"]) == (30, 29, 29)
     assert found["missing"] == 21
 
@@ -87,7 +87,15 @@ def test_silence_is_left_out() -> None:
 
 
 def test_a_series_to_none() -> None:
-    assert series(Toolbox(), {}, SAID, BACK, 1) == {}
+    assert series(Toolbox(), {}, SAID, BACK, 1, 2) == {}
+
+
+def test_all_goes_by_the_port_that_greeted() -> None:
+    with echoing() as port:
+        found = trips(port)["0"]
+        counted = series(Toolbox(), {"a": (HERE, port, found["own_port"])}, SAID, BACK, 5, 2)["a"]
+    assert counted["own_port"] == found["own_port"] > 0
+    assert (counted["sent"], counted["arrived"], counted["heard"]) == (5, 5, 5)
 
 
 def test_connections_are_timed_to_our_own_listeners() -> None:

@@ -51,6 +51,27 @@ def test_talks_are_counted_apart() -> None:
         assert [reply.come for reply in heard(other)] == [1]
 
 
+def test_a_talk_by_the_port_of_another_hears_none_of_its_late_replies() -> None:
+    late: list[bytes] = []
+
+    def answer(data: bytes, come: int) -> bytes:
+        late.append(reply(data, come))
+        return late[0]
+
+    with answering(answer) as port:
+        with talking(port) as one:
+            one.say()
+            assert len(heard(one)) == 1
+            own = one.own_port
+            with closing(Talk("127.0.0.1", port, (SAID, BACK), 8, own)) as other:
+                assert other.own_port != own  # it is not free
+        with closing(Talk("127.0.0.1", port, (SAID, BACK), 8, own)) as again:
+            assert again.own_port == own
+            again.say()
+            assert heard(again) == []  # the reply of the first talk came once more
+    assert len(late) == 2
+
+
 def test_what_a_busy_echo_had_no_room_for_is_told() -> None:
     out, come = os.pipe()
     with stamped(socket.AF_INET) as one, os.fdopen(come), os.fdopen(out, "w") as stop:
@@ -105,7 +126,7 @@ def test_rubbish_is_no_reply() -> None:
         assert heard(talk) == []
 
     def unasked(_: bytes, __: int) -> bytes:
-        return struct.pack(REPLY, bytes.fromhex(BACK), 99, 64, 1, 0, 0)
+        return struct.pack(REPLY, bytes.fromhex(BACK), 7, 99, 64, 1, 0, 0)
 
     with answering(unasked) as port, talking(port) as talk:
         talk.say()
