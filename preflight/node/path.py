@@ -140,9 +140,7 @@ class Try:
     """The search for what passes to one node."""
 
     def __init__(self, words: tuple[str, str], address: str, port: int, full: int) -> None:
-        self.passage = Passage(
-            result=UNFINISHED, full=full, passes=0, icmp="", by="", own_port=0
-        )
+        self.passage = Passage(result=UNFINISHED, full=full, passes=0, icmp="", by="", own_port=0)
         self.deadline = 0.0
         self._to = (address, port, words)
         self._headers = HEADERS[family_of(address)]

@@ -20,8 +20,8 @@ from preflight.node.ports import family_of, interface_of
 ASK = "!16sII"
 """Secret, the talk that it belongs to, number."""
 REPLY = "!16sIIIIIQ"
-"""Secret, talk, number, bytes that came, datagrams of this talk that came so far, datagrams of all talks
-that there was no room for so far, ns that it was held."""
+"""Secret, talk, number, bytes that came, datagrams of this talk that came so far, datagrams of all
+talks that there was no room for so far, ns that it was held."""
 SMALL = 64
 """Bytes of the smallest datagram: no more than what anything carries; its reply is shorter."""
 BUFFER = 1 << 20

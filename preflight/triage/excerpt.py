@@ -121,9 +121,9 @@ def excerpt(
     cause = ranked[0].cause if ranked else "none"
     head = {"case": name, "source": source(story), "cause": cause, "world": "0"}
 
-    def of(wanted: Iterable[Seen]) -> Excerpt:
+    def of(wanted: Iterable[Seen], silent: bool) -> Excerpt:
         hosts = names(story)
-        parts, left_out = taken(logs, wanted, hosts)
+        parts, left_out = taken(logs, wanted, silent, hosts)
         hidden = replaced(parts, hosts, key)
         count = sum(map(len, hidden.values()))
         found = first_cause(hidden, families)
@@ -131,8 +131,8 @@ def excerpt(
         told = head | ({"without": without} if left_out else {})
         return Excerpt(written(told, hidden), count, cause, found, left_out)
 
-    made = of(few(story, ranked))
-    return made if made.cause == cause else of(story.events())
+    made = of(few(story, ranked), silent=False)
+    return made if made.cause == cause else of(story.events(), silent=True)
 
 
 def source(story: Story) -> str:
@@ -157,28 +157,43 @@ def few(story: Story, ranked: Sequence[Hypothesis]) -> list[Seen]:
 
 
 def taken(
-    logs: Sequence[Log], wanted: Iterable[Seen], hosts: Sequence[str]
+    logs: Sequence[Log], wanted: Iterable[Seen], silent: bool, hosts: Sequence[str]
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Return the wanted lines by file, and the files that are no text."""
+    """Return the wanted lines by file, and the files that are no text.
+
+    With `silent` also the empty file of each process of which no line is: that it was there counts.
+    """
     by_file: dict[str, list[Seen]] = {}
     for seen in wanted:
         by_file.setdefault(seen.file, []).append(seen)
     found: dict[str, list[str]] = {}
     left_out = []
+    runs = [run for log in logs if (run := prefix.of_file(log.name).run)]
+    numbers = {run: str(number) for number, run in enumerate(dict.fromkeys(runs))}
+    several = len(numbers) > 1
     for log in logs:
         head = log.head()
+        owner = prefix.of_file(log.name)
+        run = numbers.get(owner.run, "") if several else ""
         if flight_recorder.is_dump(head):
             left_out.append(log.name)
         if flight_recorder.is_dump(head) or log.name not in by_file:
+            if silent and owner.folder:
+                found[called(log.name, [*found], False, hosts, run)] = []
             continue
         source = ras.as_text(log) if ras.is_ras(head) else log
         lines = around(source, by_file[log.name])
-        found[called(log.name, [*found], len(by_file) == 1, hosts)] = lines
+        found[called(log.name, [*found], len(by_file) == 1, hosts, run)] = lines
     return found, tuple(left_out)
 
 
-def called(name: str, others: Sequence[str], alone: bool, hosts: Sequence[str]) -> str:
-    """Return how a file is called in a case: so that it still tells whose it is, and no more."""
+def called(
+    name: str, others: Sequence[str], alone: bool, hosts: Sequence[str], run: str = ""
+) -> str:
+    """Return how a file is called in a case: so that it still tells whose it is, and no more.
+
+    Of torchruns that no folder of a node tells apart, `run` does.
+    """
     owner = prefix.of_file(name)
     if alone and owner == prefix.NOBODY:
         return ONE_FILE
@@ -187,7 +202,8 @@ def called(name: str, others: Sequence[str], alone: bool, hosts: Sequence[str]) 
     short = path.name
     if owner != prefix.NOBODY and prefix.of_file(short) != owner:  # torchrun's folders say it
         *above, _, _, _ = path.parts
-        short = "/".join([*(part for part in above if part in machines), *path.parts[-3:]])
+        nodes = [part for part in above if part in machines]
+        short = "/".join([*(nodes or filter(None, [run])), *path.parts[-3:]])
     elif owner == prefix.NOBODY and not (path.stem in machines or ORDINARY.fullmatch(short)):
         short = f"{len(others)}{path.suffix}"
     return f"{len(others)}/{short}" if short in others else short

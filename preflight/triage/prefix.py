@@ -80,6 +80,11 @@ class Who(NamedTuple):
     folder: str = ""
     """Where torchrun puts what one process writes: its name is a number, but counted by node."""
 
+    @property
+    def run(self) -> str:
+        """The folder of its torchrun: one a node; empty if it is not told."""
+        return str(PurePath(self.folder).parents[1]) if self.folder else ""
+
 
 NOBODY = Who()
 

@@ -62,11 +62,14 @@ class Logs:
     """Folders of torchruns: one a node."""
     ranks: set[int] = field(default_factory=set)
     """Those that have a log by their name."""
+    folders: set[str] = field(default_factory=set)
+    """Where torchruns put what one process writes, were it nothing."""
 
     def meet(self, owner: Who) -> None:
         """Take in whose log there is."""
         if owner.folder:
-            self.runs.add(str(PurePath(owner.folder).parents[1]))
+            self.runs.add(owner.run)
+            self.folders.add(owner.folder)
         if owner.rank is not None:
             self.ranks.add(owner.rank)
 
@@ -88,6 +91,8 @@ class Story:
         self._last: dict[Who, Seen] = {}
         self._rank_of: dict[tuple[str, int], int] = {}
         self._rank_in: dict[str, int] = {}
+        self._first_of: dict[PurePath, int] = {}
+        """By the folder of a torchrun's start: its first rank, for it counts on from there."""
         self._host: dict[str, Seen] = {}
         self._rank_on: dict[tuple[str, str], int] = {}
         """By host and local rank, as torchrun's tables of failures tell it."""
@@ -117,8 +122,7 @@ class Story:
     def learn(self, seen: Seen) -> None:
         """Learn which process is which rank, by that of the largest communicator or by itself."""
         told, who = seen.told, seen.who
-        if who.folder and who.rank is not None:
-            self._rank_in.setdefault(who.folder, who.rank)
+        self.learn_folder(who)
         if "failed_on" in told:
             self._host[seen.file] = seen
         host = self._host.get(seen.file)
@@ -134,6 +138,14 @@ class Story:
             if world == self._world:
                 self._rank_of.setdefault((who.node, who.pid), int(told["comm_rank"]))
 
+    def learn_folder(self, who: Who) -> None:
+        """Learn which rank writes to a folder, and by that of its neighbours."""
+        if who.folder and who.rank is not None:
+            self._rank_in.setdefault(who.folder, who.rank)
+            path = PurePath(who.folder)
+            if who.rank >= int(path.name):
+                self._first_of.setdefault(path.parent, who.rank - int(path.name))
+
     def whose(self, who: Who) -> Who:
         """Return whose it is, with the rank if any line has told it."""
         if who.rank is None and who.pid is not None and (who.node, who.pid) in self._rank_of:
@@ -141,6 +153,8 @@ class Story:
         if who.rank is None and who.folder in self._rank_in:
             return who._replace(rank=self._rank_in[who.folder])
         path = PurePath(who.folder)
+        if who.rank is None and who.folder and path.parent in self._first_of:
+            return who._replace(rank=self._first_of[path.parent] + int(path.name))
         for node in path.parts if who.rank is None else ():
             if (node, path.name) in self._rank_on:
                 return who._replace(rank=self._rank_on[node, path.name], node=who.node or node)
@@ -157,7 +171,9 @@ class Story:
     @property
     def known(self) -> set[int]:
         """The ranks that there are, as far as logs tell: some may have said nothing."""
-        return {*self._logs.ranks, *self.ranks()}
+        folders = (self.whose(Who(folder=folder)).rank for folder in self._logs.folders)
+        silent = (rank for rank in folders if rank is not None)
+        return {*self._logs.ranks, *self.ranks(), *silent}
 
     def events(self, *kinds: Kind) -> Iterator[Seen]:
         """Yield the kept lines of some kinds, or of all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.cluster.blame import causes, results, summary
@@ -223,7 +224,7 @@ def test_a_dead_resolver(bed: Testbed) -> None:
     assert said == f"does not find tb3: {words}"
     (tb2,) = [r for r in report["results"] if (r["check"], r["node"]) == (CHECK, "tb2")]
     for detail in tb2["details"]:  # what hangs is left behind in time
-        assert "took 6." in detail
+        assert re.search(r" took [56]\.\d s without an answer", detail)
     assert len(tb2["details"]) == 2
 
 

@@ -262,7 +262,9 @@ def test_a_rank_that_does_not_come(bed: Testbed) -> None:
     folder = train(bed, (*C10D, FILES), ranks=4, fault="sleep", who=3, timeout_s=SHORT_S)
     cause, ranks, says = first(folder)
     assert (cause, ranks) == ("job.mismatched_collective", [3])
-    assert says == "rank 3 on tb2 did not come to a collective in which 3 ranks waited"
+    # Where tb1's torchrun ends first, with the store, tb2's ends without a table that tells nodes.
+    words = "did not come to a collective in which 3 ranks waited"
+    assert says in (f"rank 3 on tb2 {words}", f"rank 3 {words}")
 
 
 @pytest.mark.parametrize("launcher", [(*C10D, FILES), BY_HAND])

@@ -57,7 +57,9 @@ def test_a_black_hole(passing: int) -> None:
 
     with answering(small) as port:
         found = passage(port, 9000)
-    assert found == Passage(result="black hole", full=9000, passes=passing, icmp="", by="", own_port=0)
+    assert found == Passage(
+        result="black hole", full=9000, passes=passing, icmp="", by="", own_port=0
+    )
 
 
 def test_every_third_is_lost() -> None:

@@ -113,7 +113,8 @@ class Server:
             while not late.wait(0.01):
                 assert self.process.poll() is None, self.log.read_text()
                 with closing(socket.socket()) as sock:
-                    if sock.connect_ex(("127.0.0.1", self.port)) == 0:
+                    # Until sshd greets, it has only the kernel's word, and its process comes later.
+                    if sock.connect_ex(("127.0.0.1", self.port)) == 0 and sock.recv(4) == b"SSH-":
                         return
         finally:
             timer.cancel()

@@ -76,7 +76,7 @@ def read(path: Path) -> Case:
             lines = case.files.setdefault(value, [])
         else:
             case.head[key] = value
-    case.files = {name: some for name, some in case.files.items() if any(some)}
+    case.files = {name: some for name, some in case.files.items() if any(some) or name != "job.log"}
     return case
 
 
