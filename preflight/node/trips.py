@@ -76,7 +76,9 @@ def round_trips(
     for name, to in targets.items():
         if found[name]["passes"] and time.monotonic() < end:
             with contextlib.suppress(OSError):
-                trips[name] = measured(Counting((ask, answer), 1, *to, found[name]["own_port"]))
+                trips[name] = measured(
+                    Counting((ask, answer), 1, *to, own_port=found[name]["own_port"])
+                )
     return trips
 
 
