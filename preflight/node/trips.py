@@ -73,12 +73,11 @@ def round_trips(
     """
     found = passages(node, {name: (*to, 0) for name, to in targets.items()}, ask, answer)
     end, trips = time.monotonic() + LIMIT_S, {}
-    for name, to in targets.items():
+    for name, (address, port) in targets.items():
         if found[name]["passes"] and time.monotonic() < end:
+            own_port = found[name]["own_port"]
             with contextlib.suppress(OSError):
-                trips[name] = measured(
-                    Counting((ask, answer), 1, *to, own_port=found[name]["own_port"])
-                )
+                trips[name] = measured(Counting((ask, answer), 1, address, port, own_port))
     return trips
 
 
