@@ -254,7 +254,8 @@ def shortened(node: ast.AST) -> str | None:
     if not isinstance(node, ast.ClassDef):
         return None
     bases = {one.id for one in node.bases if isinstance(one, ast.Name)}
-    if "TypedDict" in bases:
+    # Only a TypedDict has that keyword: it may be of another one, which is just `dict` by then.
+    if "TypedDict" in bases or [one.arg for one in node.keywords] == ["total"]:
         return f"{node.name} = dict"
     fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
     if bases != {"NamedTuple"} or not all(one in fields or is_text(one) for one in node.body):

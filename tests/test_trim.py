@@ -302,3 +302,8 @@ def test_trimmed_psutil_has_processes() -> None:
     words = {".Error", ".Process", ".NoSuchProcess", *PSUTIL}
     assert "class Process" in trimmed(psutil_text, words)["psutil"]
     assert "class Process" not in trimmed(psutil_text, {*PSUTIL})["psutil"]
+
+
+@pytest.mark.parametrize("base", ["TypedDict", "Never", "Never, Other"])
+def test_a_typed_dict_whose_keys_may_be_left_out_is_a_dict(base: str) -> None:
+    assert kept(f"class Some({base}, total=False):\n a: int\n", "m.Some") == ["Some = dict"]

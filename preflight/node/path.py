@@ -17,8 +17,8 @@ from typing import Any, Generator, Iterator, Mapping, NamedTuple, Sequence
 
 from preflight.api import Node
 from preflight.node.icmp import CODES, ERROR, ICMP, ICMP6, RECVERR, offender
-from preflight.node.ports import FILTERED, OK, RESULTS, Asked, family_of, settle, unheard
-from preflight.node.udp import SMALL, Talk
+from preflight.node.ports import FILTERED, OK, RESULTS, family_of, settle, unheard
+from preflight.node.udp import SMALL, Sent, Talk
 
 IN_FLIGHT = 32
 """Nodes that one tries at once: their full packets fit into the usual receive buffer."""
@@ -49,7 +49,7 @@ LARGEST = 65535
 HOLE, TOLD, UNFINISHED = "black hole", "fragmentation needed", "unfinished"
 
 
-class Passage(Asked):
+class Passage(Sent):
     """What came of trying how large packets reach another node."""
 
     result: str
@@ -63,8 +63,6 @@ class Passage(Asked):
     icmp: str
     by: str
     """Who sent the ICMP message."""
-    own_port: int
-    """By which it was tried; 0 where no datagram could be sent."""
 
 
 class Queued(NamedTuple):
@@ -140,7 +138,7 @@ class Try:
     """The search for what passes to one node."""
 
     def __init__(self, words: tuple[str, str], address: str, port: int, full: int) -> None:
-        self.passage = Passage(result=UNFINISHED, full=full, passes=0, icmp="", by="", own_port=0)
+        self.passage = Passage(result=UNFINISHED, full=full, passes=0, icmp="", by="")
         self.deadline = 0.0
         self._to = (address, port, words)
         self._headers = HEADERS[family_of(address)]

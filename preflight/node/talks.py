@@ -151,7 +151,9 @@ class Talks:
         asked = {}
         for node, others in which.items():
             by = self.facts[node]["trips"]
-            to = {one: (*where, by[one]["own_port"]) for one, where in self.to(others).items()}
+            to = {
+                one: (*where, by[one].get("own_port", 0)) for one, where in self.to(others).items()
+            }
             asked[node] = (to, *self.secrets, count, self.talk)
         self.talk += 1
         replies = of_others(self.fleet, series, asked, LIMIT_S + 5)

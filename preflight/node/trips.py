@@ -8,12 +8,12 @@ import socket
 import struct
 import time
 from statistics import median
-from typing import Any, Mapping, Sequence, TypedDict
+from typing import Any, Mapping, Sequence
 
 from preflight.api import Node
 from preflight.node.path import passages
 from preflight.node.ports import family_of
-from preflight.node.udp import Talk
+from preflight.node.udp import Sent, Talk
 
 TRIPS = 20
 """To each node, one after the other."""
@@ -38,7 +38,7 @@ RTT = "68xI"
 """struct tcp_info of linux/tcp.h, up to tcpi_rtt, in us."""
 
 
-class Trips(TypedDict):
+class Trips(Sent):
     """Round trips to another node."""
 
     by: str
@@ -54,8 +54,6 @@ class Trips(TypedDict):
     """How many replies came back."""
     missing: int
     """How many did not, those after the last one included."""
-    own_port: int
-    """By which datagrams were sent."""
 
 
 def round_trips(
@@ -75,7 +73,7 @@ def round_trips(
     end, trips = time.monotonic() + LIMIT_S, {}
     for name, (address, port) in targets.items():
         if found[name]["passes"] and time.monotonic() < end:
-            own_port = found[name]["own_port"]
+            own_port = found[name].get("own_port", 0)
             with contextlib.suppress(OSError):
                 trips[name] = measured(Counting((ask, answer), 1, address, port, own_port))
     return trips
@@ -248,7 +246,6 @@ def connects(
             arrived=0,
             heard=0,
             missing=0,
-            own_port=0,
         )
     return found
 

@@ -15,7 +15,7 @@ import time
 from typing import Any, Iterator, List, NamedTuple, Tuple, TypedDict
 
 from preflight.api import Node, Opened, PortNumber, Unobservable
-from preflight.node.ports import family_of, interface_of
+from preflight.node.ports import Asked, family_of, interface_of
 
 ASK = "!16sII"
 """Secret, the talk that it belongs to, number."""
@@ -47,6 +47,13 @@ class Place(TypedDict):
     interface: str
     mtu: int
     """0 where it is not told."""
+
+
+class Sent(Asked, total=False):
+    """How datagrams were sent."""
+
+    own_port: int
+    """Our end's; left out where none could be sent."""
 
 
 class Echoed(NamedTuple):
@@ -172,8 +179,9 @@ class Talk:
         self._sent: list[int] = []
         self._buffer = bytearray(256)
         try:
-            with contextlib.suppress(OSError):
-                self.socket.bind(("", own_port))
+            if own_port:
+                with contextlib.suppress(OSError):
+                    self.socket.bind(("", own_port))
             self.socket.connect((address, port))
         except OSError:
             self.close()
