@@ -204,7 +204,10 @@ def in_turn(node: str, goes: Mapping[str, Sequence[str]], order: Sequence[str]) 
 
 
 def shaky(facts: Mapping[str, Mesh]) -> dict[str, list[str]]:
-    """Return the pairs that losses are counted of: what lost one, and all of who lost several."""
+    """Return the pairs that losses are counted of: what lost one, and all of who lost several.
+
+    Without those that only TCP reaches: what a filter holds back is no loss.
+    """
     lost = {
         (a, b) for a, fact in facts.items() for b, one in fact["trips"].items() if one["missing"]
     }
@@ -213,7 +216,12 @@ def shaky(facts: Mapping[str, Mesh]) -> dict[str, list[str]]:
         met.setdefault(a, set()).add(b)
         met.setdefault(b, set()).add(a)
     several = {node for node, others in met.items() if len(others) > 1}
-    return those(facts, lambda a, b: bool({(a, b), (b, a)} & lost or {a, b} & several))
+
+    def counted(a: str, b: str) -> bool:
+        by_udp = facts[a]["trips"][b]["by"] == "udp"
+        return by_udp and bool({(a, b), (b, a)} & lost or {a, b} & several)
+
+    return those(facts, counted)
 
 
 def lossy(facts: Mapping[str, Mesh]) -> dict[str, list[str]]:

@@ -91,8 +91,9 @@ class Story:
         self._last: dict[Who, Seen] = {}
         self._rank_of: dict[tuple[str, int], int] = {}
         self._rank_in: dict[str, int] = {}
-        self._first_of: dict[PurePath, int] = {}
-        """By the folder of a torchrun's start: its first rank, for it counts on from there."""
+        self._first_of: dict[PurePath, set[int]] = defaultdict(set)
+        """By the folder of a torchrun's start: its first rank, for it counts on from there; several
+        where ranks are told within a group."""
         self._host: dict[str, Seen] = {}
         self._rank_on: dict[tuple[str, str], int] = {}
         """By host and local rank, as torchrun's tables of failures tell it."""
@@ -143,8 +144,7 @@ class Story:
         if who.folder and who.rank is not None:
             self._rank_in.setdefault(who.folder, who.rank)
             path = PurePath(who.folder)
-            if who.rank >= int(path.name):
-                self._first_of.setdefault(path.parent, who.rank - int(path.name))
+            self._first_of[path.parent].add(who.rank - int(path.name))
 
     def whose(self, who: Who) -> Who:
         """Return whose it is, with the rank if any line has told it."""
@@ -153,8 +153,10 @@ class Story:
         if who.rank is None and who.folder in self._rank_in:
             return who._replace(rank=self._rank_in[who.folder])
         path = PurePath(who.folder)
-        if who.rank is None and who.folder and path.parent in self._first_of:
-            return who._replace(rank=self._first_of[path.parent] + int(path.name))
+        if who.rank is None and who.folder:
+            firsts = self._first_of.get(path.parent, set())
+            if len(firsts) == 1 and min(firsts) >= 0:
+                return who._replace(rank=min(firsts) + int(path.name))
         for node in path.parts if who.rank is None else ():
             if (node, path.name) in self._rank_on:
                 return who._replace(rank=self._rank_on[node, path.name], node=who.node or node)

@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Event
 
 from preflight.api import Fleet, Want
-from preflight.node.talks import AGAIN, PAUSES_S, Mesh, Talks, lagging
-from preflight.node.trips import TRIPS
+from preflight.node.talks import AGAIN, PAUSES_S, Mesh, Talks, lagging, shaky
+from preflight.node.trips import TRIPS, Trips
 from tests.checks_made import made
 from tests.node.echoes import BACK, SAID, answering, echoing, reply
 from tests.test_run import EXERCISE, outcome
@@ -73,3 +73,11 @@ def test_what_stays_late(tmp_path: Path) -> None:
     assert list(lagging(facts, "udp").values()) == [["a"]]
     (trips,) = [fact["trips"]["a"] for fact in facts.values() if "a" in fact["trips"]]
     assert len(come) == 1 + trips["sent"] + AGAIN * len(PAUSES_S)
+
+
+def test_losses_are_not_counted_where_datagrams_are_filtered() -> None:
+    lost = Trips(by="udp", times_us=[30, 40, 90], sent=21, arrived=20, heard=20, missing=1)
+    filtered = Trips(by="tcp", times_us=[30, 40, 90], sent=0, arrived=0, heard=0, missing=0)
+    trips = {"b": lost, "c": lost, "d": filtered}
+    fact = Mesh(address=HERE, trips=trips, losses={}, problem="", subnet="")
+    assert shaky({"a": fact}) == {"a": ["b", "c"]}

@@ -14,6 +14,7 @@ from preflight.report.triage import render
 from preflight.triage import family
 from preflight.triage.files import Log
 from preflight.triage.model import Triage
+from preflight.triage.prefix import Who
 from preflight.triage.reading import Reader
 from preflight.triage.story import Story
 from tests.triage.test_cases import answer
@@ -157,3 +158,12 @@ def test_two_at_once_on_one_gpu_are_one_launch(tmp_path: Path) -> None:
     twice = [start_up(2, 5000), start_up(2, 6000)]
     mixed = [line for lines in zip(*twice, strict=True) for line in lines]
     assert told(tmp_path, start_up(0, 4000), mixed).launches == 1
+
+
+@pytest.mark.parametrize(("told", "rank"), [((8, 10), 13), ((0, 0), None), ((0, 10), None)])
+def test_a_rank_by_its_neighbours_where_they_agree(told: tuple[int, int], rank: int | None) -> None:
+    story, run = Story(), "b/7_x/attempt_0"
+    for local, one in zip((0, 2), told, strict=True):  # some tell their rank within a group
+        story.learn_folder(Who(one, folder=f"{run}/{local}"))
+    assert story.whose(Who(folder=f"{run}/5")).rank == rank
+    assert story.whose(Who(folder="b/7_x/attempt_1/5")).rank is None
